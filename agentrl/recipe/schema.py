@@ -1,0 +1,160 @@
+"""The recipe: everything a run is told, typed. Units are in the names; a default is a choice, its reason beside it.
+
+An unknown key is an error that names the nearest valid one (`load.py`). Numbers that follow from others are derived in
+`plan`, never asked for twice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: immutable, no unknown keys."""
+
+
+class Model(Section):
+    path: str = "builtin:tiny"  # a model folder, or `builtin:tiny`: the small policy that ships with agentrl
+    context_tokens: Positive = 1024  # prompt and reply together; a conversation that would pass it ends
+
+
+class Tasks(Section):
+    source: Literal["chores", "harbor"] = "chores"
+    path: str = ""  # harbor: a folder of task folders
+    kinds: tuple[str, ...] = ()  # chores: only these families; empty: all
+    instances: Positive = 64  # chores: different problems of each family
+
+
+class Engines(Section):
+    kind: Literal["embedded", "sglang"] = "embedded"
+    count: Positive = 2
+    ranks: Positive = 1  # data-parallel ranks of each engine, each with its own KV cache
+    slots: Positive = 32  # sequences that one rank decodes at once
+    kv_tokens: Positive = 65_536  # KV capacity of one rank
+    threads: Positive = 1  # CPU threads of an embedded engine
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    args: tuple[str, ...] = ()  # sglang: more flags, verbatim
+    python: str = ""  # sglang: the interpreter that has it installed; empty: this one
+    attach: tuple[str, ...] = ()  # URLs of engines that already run; then nothing is started
+    base_port: Natural = 0  # 0: free ports
+    start_timeout_s: Seconds = 120.0
+    request_timeout_s: Seconds = 120.0  # one turn's generation
+    admin_timeout_s: Seconds = 60.0  # pause, load, continue: each
+    restarts: Natural = 3  # per engine; then it stays down
+
+
+class LaneCaps(Section):
+    """How many operations of a lane run at once; 0 means twice the CPUs of its set."""
+
+    reset: Natural = 0
+    command: Natural = 0
+    package: Natural = 16
+    verify: Natural = 0
+    cleanup: Natural = 0
+
+
+class Sandbox(Section):
+    backend: Literal["namespace", "bubblewrap", "docker", "process"] = "namespace"
+    root: str = "/"  # lower layer of the sandboxes' file system; `/` with private folders masked
+    lanes: LaneCaps = LaneCaps()
+    serving_cpus: str = ""  # CPU list kept for engines, e.g. "0-3"; empty: none kept
+    lease_s: Seconds = 600.0  # an unrenewed sandbox is reaped after this
+    max_live: Positive = 256
+    start_timeout_s: Seconds = 30.0
+    restarts: Natural = 5
+
+
+class Rollout(Section):
+    system: str = ""  # system prompt; empty: the task source's own
+    max_turns: Positive = 8
+    max_new_tokens: Positive = 64  # of one turn
+    temperature: Annotated[float, Meta(gt=0)] = 1.0  # 1.0 keeps engine logprobs the true behaviour logprobs
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    parse_limit: Positive = 3  # malformed replies in a row before the attempt ends
+    observation_chars: Positive = 1_000  # of a command's output shown to the model, head and tail
+
+
+class Batch(Section):
+    groups: Positive = 4  # B: complete groups of one optimizer step
+    siblings: Positive = 8  # n: attempts of a group that count
+    spare: Natural = 0  # further siblings started; the first n to end count
+
+
+class Window(Section):
+    """Depth, not freshness: how much work is offered. Versions that pass while a group is in flight average groups/B."""
+
+    groups: Natural = 0  # W: open groups (running, or ready and not yet trained and live); 0: twice the batch
+    attempts: Natural = 0  # conversations in flight; 0: what the engines' slots carry
+
+
+class Freshness(Section):
+    K: Natural = 4  # largest age, in versions, of the oldest trainable token of a group at its optimizer step
+    when_stale: Literal["drop"] = "drop"
+
+
+class Schedule(Section):
+    retries: Natural = 3  # new tries of one sibling after infra faults
+    attempt_timeout_s: Seconds = 300.0  # an attempt that takes longer is cancelled and counts as an infra fault
+    stall_s: Seconds = 120.0  # nothing moved for this long: name who blocks, exit 4
+    move_margin: Annotated[float, Meta(ge=0)] = 0.2  # a conversation moves only for a gain beyond this share
+
+
+class Train(Section):
+    lr: Annotated[float, Meta(gt=0)] = 3e-4
+    warmup_steps: Natural = 0
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
+    # token-level importance ratio exp(trainer logprob - engine logprob); outside (1-low, 1+high) a token gives no
+    # gradient, whatever the sign of its advantage (direct double-sided importance sampling: GLM-5, SAO)
+    ratio_low: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    ratio_high: Annotated[float, Meta(gt=0)] = 3.0
+    advantage: Literal["group_norm", "group_center"] = "group_norm"
+    micro_tokens: Positive = 8_192  # tokens of one packed forward pass
+    threads: Positive = 1
+    checkpoint_every: Positive = 1
+    keep_checkpoints: Positive = 2
+    start_timeout_s: Seconds = 120.0
+    step_timeout_s: Seconds = 600.0  # the lease on a claimed batch; the trainer renews it while it works
+    restarts: Natural = 3
+    embedded: bool = True  # `run` starts the trainer itself; false: wait for `agentrl train --attach`
+
+
+class Publish(Section):
+    order: Literal["rolling", "all"] = "rolling"
+    in_flight: Literal["continue"] = "continue"
+    max_unavailable: Positive = 1  # engines that may be swapping at once under `rolling`
+    keep_versions: Positive = 3
+
+
+class Recipe(Section):
+    name: str
+    seed: Natural = 0
+    steps: Positive = 20
+    model: Model = Model()
+    tasks: Tasks = Tasks()
+    engines: Engines = Engines()
+    sandbox: Sandbox = Sandbox()
+    rollout: Rollout = Rollout()
+    batch: Batch = Batch()
+    window: Window = Window()
+    freshness: Freshness = Freshness()
+    schedule: Schedule = Schedule()
+    train: Train = Train()
+    publish: Publish = Publish()
+
+    @property
+    def window_groups(self) -> int:
+        return self.window.groups or 2 * self.batch.groups
+
+    @property
+    def window_attempts(self) -> int:
+        """Conversations in flight: by default the slots of all engines, so that decoding, not admission, is the limit."""
+        return self.window.attempts or self.engines.count * self.engines.ranks * self.engines.slots
