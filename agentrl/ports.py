@@ -154,7 +154,7 @@ class TaskSource(Protocol):
 
 
 class Journal(Protocol):
-    """Durable before it counts. Writes are queued in order and committed in groups; `await`ed calls return once durable."""
+    """Durable before it counts. Writes queue in order and commit in groups; `await`ed calls return once durable."""
 
     def record_event(self, now: float, event: bytes) -> None:
         """Queue one scheduler event."""

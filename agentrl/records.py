@@ -9,7 +9,7 @@ Token positions index the whole transcript (prompt, replies and observations in 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, NamedTuple, NewType
+from typing import Any, NamedTuple, NewType, dataclass_transform
 
 import msgspec
 
@@ -70,6 +70,7 @@ class Stop(StrEnum):
     TIME_LIMIT = "time_limit"  # the task's own agent time-out
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all records: immutable, strict on the wire."""
 
@@ -90,8 +91,8 @@ class Limits(Record):
 class Task(Record):
     """One problem, in the terms of the Harbor/Terminal-Bench folder it came from.
 
-    `root` is the task's folder on the controller. `environment/` there builds the workspace, `tests/` is copied into the
-    sandbox only at grading, `solution/` only by the oracle.
+    `root` is the task's folder on the controller. `environment/` there builds the workspace, `tests/` is copied into
+    the sandbox only at grading, `solution/` only by the oracle.
     """
 
     id: TaskId

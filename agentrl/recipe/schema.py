@@ -6,7 +6,7 @@ An unknown key is an error that names the nearest valid one (`load.py`). Numbers
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, dataclass_transform
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections: immutable, no unknown keys."""
 
@@ -88,7 +89,7 @@ class Batch(Section):
 
 
 class Window(Section):
-    """Depth, not freshness: how much work is offered. Versions that pass while a group is in flight average groups/B."""
+    """Depth, not freshness: how much work is offered. Versions passing while a group is in flight: W/B on average."""
 
     groups: Natural = 0  # W: open groups (running, or ready and not yet trained and live); 0: twice the batch
     attempts: Natural = 0  # conversations in flight; 0: what the engines' slots carry
@@ -156,5 +157,5 @@ class Recipe(Section):
 
     @property
     def window_attempts(self) -> int:
-        """Conversations in flight: by default the slots of all engines, so that decoding, not admission, is the limit."""
+        """Conversations in flight: by default the slots of all engines: decoding, not admission, is the limit."""
         return self.window.attempts or self.engines.count * self.engines.ranks * self.engines.slots
