@@ -1,4 +1,4 @@
-"""What a trainer and a run say to each other over HTTP. `agentrl.train.client` speaks it, `agentrl.runtime.api` serves it.
+"""What a trainer and a run say to each other over HTTP: `train.client` speaks it, `runtime.api` serves it.
 
 All requests carry `Authorization: Bearer TOKEN`. Requests and errors are JSON; a claimed batch is MessagePack.
 
@@ -12,7 +12,7 @@ waiting for the old lease to run out. An ack is idempotent by `report.batch`: a 
 whatever its lease.
 
 The run expects the version it trained last. After a crash a trainer may hold a version that the run never heard of
-(saved, not acknowledged), or an older one; it learns the expected version from the 409 and goes back, or forward, to it.
+(saved, not acknowledged), or an older one; it learns the expected version from the 409 and goes back or forward to it.
 """
 
 from __future__ import annotations
