@@ -255,7 +255,7 @@ class Turn(Record):
     regenerated: int = 0  # times this turn's generation was lost and sampled again
 
 
-class TurnPayload(Record):
+class TurnPayload(Record, kw_only=True):
     """A finished turn with its tokens: enough to resume the conversation after any process died.
 
     opening: the prompt's ids, on turn 0 only. reply and logprobs: what the engine sampled. spans index `reply`.
@@ -317,6 +317,8 @@ class Trajectory(Record):
             cached_tokens=sum(t.cached_tokens for t in self.turns),
             reusable_tokens=sum(t.reusable_tokens for t in self.turns),
             regenerated=sum(t.regenerated for t in self.turns),
+            engine_s=sum(t.engine_s for t in self.turns),
+            tool_s=sum(t.tool_wait_s + t.tool_s for t in self.turns),
             stop=self.stop,
         )
 
@@ -334,6 +336,8 @@ class TrajectoryFacts(Record):
     cached_tokens: int = 0
     reusable_tokens: int = 0
     regenerated: int = 0
+    engine_s: float = 0.0  # sum over turns; with tool_s it gives the share of time that a conversation decodes
+    tool_s: float = 0.0  # waiting for a lane included
     stop: Stop = Stop.SUBMITTED
 
     @property

@@ -1,0 +1,39 @@
+"""The ready bank: complete groups in completion order. No policy beyond that order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentrl.records import GroupId
+
+
+@dataclass(slots=True)
+class Bank:
+    """Insertion order is completion order; a group is in it exactly while it is ready and neither taken nor dropped."""
+
+    _ready: dict[GroupId, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def __contains__(self, group: GroupId) -> bool:
+        return group in self._ready
+
+    def add(self, group: GroupId, now: float) -> None:
+        self._ready[group] = now
+
+    def discard(self, group: GroupId) -> None:
+        self._ready.pop(group, None)
+
+    def take(self, count: int) -> tuple[GroupId, ...]:
+        """The first `count`, whole or none: KeyError if there are fewer."""
+        if len(self._ready) < count:
+            raise KeyError(f"the bank holds {len(self._ready)} groups, not {count}")
+        taken = tuple(group for group, _ in zip(self._ready, range(count), strict=False))
+        for group in taken:
+            del self._ready[group]
+        return taken
+
+    def items(self) -> tuple[tuple[GroupId, float], ...]:
+        """(group, when it became ready), oldest first."""
+        return tuple(self._ready.items())

@@ -1,0 +1,127 @@
+"""Groups, their members, and which try of which member runs.
+
+A member walks waiting -> running -> done. A failed try sends it back to waiting under the next try number, or to lost
+when its retries are spent. A group is ready when `siblings` members are done; spare members are then let go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from agentrl.records import AttemptId, GroupId, Place, TaskId, TrajectoryFacts, Version
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    LOST = "lost"
+    SPARED = "spared"  # not needed any more: the group is complete without it
+
+
+@dataclass(slots=True)
+class Member:
+    index: int
+    phase: Phase = Phase.WAITING
+    tries: int = 0  # started so far; the running try has number tries - 1
+    failures: int = 0
+    place: Place | None = None
+    host: str = ""
+    started: float = 0.0
+    oldest: Version | None = None  # of the running or the carried-over transcript
+    resume: AttemptId | None = None  # earlier try whose durable turns the next one carries on
+    facts: TrajectoryFacts | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    id: GroupId
+    task: TaskId
+    admitted: float
+    members: list[Member]
+    ready: float | None = None
+    done: list[int] = field(default_factory=list)  # member indices in completion order
+
+    @property
+    def oldest(self) -> Version | None:
+        """Version of the oldest token known so far; None before the first."""
+        known = [m.oldest for m in self.members if m.oldest is not None and m.phase is not Phase.SPARED]
+        return min(known, default=None)
+
+    def counted(self) -> list[TrajectoryFacts]:
+        """The facts of the siblings that count, in member order. Only for a ready group."""
+        facts = [self.members[i].facts for i in sorted(self.done)]
+        return [f for f in facts if f is not None]
+
+    def attempts(self) -> tuple[AttemptId, ...]:
+        """Every try ever started, for whoever keeps payloads by it."""
+        return tuple(AttemptId(self.id, m.index, t) for m in self.members for t in range(m.tries))
+
+
+@dataclass(slots=True)
+class Table:
+    """All open groups. `running` maps the one current try of each running member; everything else is late news."""
+
+    groups: dict[GroupId, Group] = field(default_factory=dict)
+    running: dict[AttemptId, Member] = field(default_factory=dict)
+    _waiting: list[tuple[GroupId, int]] = field(default_factory=list)  # heap: oldest group first, then member
+    _deadlines: list[tuple[float, AttemptId]] = field(default_factory=list)  # heap, pruned lazily
+    _next_group: int = 0
+
+    def admit(self, task: TaskId, size: int, now: float) -> Group:
+        group = Group(GroupId(self._next_group), task, now, [Member(i) for i in range(size)])
+        self._next_group += 1
+        self.groups[group.id] = group
+        for member in group.members:
+            heapq.heappush(self._waiting, (group.id, member.index))
+        return group
+
+    def next_waiting(self) -> tuple[Group, Member] | None:
+        """The member that should start next, left in place. Entries of groups that are gone are dropped here."""
+        while self._waiting:
+            group_id, index = self._waiting[0]
+            group = self.groups.get(group_id)
+            if group is not None and group.members[index].phase is Phase.WAITING:
+                return group, group.members[index]
+            heapq.heappop(self._waiting)
+        return None
+
+    def start(self, group: Group, member: Member, place: Place, host: str, now: float, deadline: float) -> AttemptId:
+        attempt = AttemptId(group.id, member.index, member.tries)
+        member.phase, member.tries = Phase.RUNNING, member.tries + 1
+        member.place, member.host, member.started = place, host, now
+        self.running[attempt] = member
+        heapq.heappush(self._deadlines, (deadline, attempt))
+        return attempt
+
+    def forget(self, attempt: AttemptId) -> Member | None:
+        """The attempt is no longer current: whatever it still says is late news."""
+        return self.running.pop(attempt, None)
+
+    def wait_again(self, group: Group, member: Member) -> None:
+        member.phase, member.place, member.host = Phase.WAITING, None, ""
+        if member.resume is None:
+            member.oldest = None
+        heapq.heappush(self._waiting, (group.id, member.index))
+
+    def current(self, group: Group) -> Iterator[AttemptId]:
+        """The running tries of one group."""
+        for member in group.members:
+            if member.phase is Phase.RUNNING:
+                yield AttemptId(group.id, member.index, member.tries - 1)
+
+    def overdue(self, now: float) -> list[AttemptId]:
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, attempt = heapq.heappop(self._deadlines)
+            if attempt in self.running:
+                found.append(attempt)
+        return found
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and self._deadlines[0][1] not in self.running:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None

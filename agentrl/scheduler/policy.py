@@ -1,0 +1,22 @@
+"""The knobs of the core. Depth (window) and freshness (bound) are separate; see docs/laws.md."""
+
+from __future__ import annotations
+
+from agentrl.records import Record
+
+
+class Policy(Record):
+    steps: int
+    groups: int  # B: groups of one batch
+    siblings: int  # n: attempts of a group that count
+    spare: int = 0  # further attempts started per group; the first n to end count
+    window_groups: int  # W: places for groups that are open, in training, or trained and not yet live everywhere
+    window_attempts: int  # C: conversations in flight
+    bound: int  # K
+    retries: int = 3
+    attempt_timeout_s: float = 300.0
+    stall_s: float = 120.0
+    order: str = "rolling"  # rolling | all
+    max_unavailable: int = 1
+    load_retries: int = 2  # failed weight loads of one engine in a row before it is restarted
+    move_margin: float = 0.2
