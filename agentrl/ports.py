@@ -164,8 +164,16 @@ class Journal(Protocol):
         """Queue one finished turn, so that the conversation can be resumed from it."""
         ...
 
+    def forget(self, attempt: AttemptId) -> None:
+        """Queue: the attempt was dropped, its turns may go."""
+        ...
+
     async def turns(self, attempt: AttemptId) -> list[TurnPayload]:
         """The durable turns of an unfinished attempt, in order."""
+        ...
+
+    async def kept(self, attempt: AttemptId) -> Trajectory | None:
+        """The trajectory, if this attempt was kept: a run that died between `keep` and the news of it finds it here."""
         ...
 
     async def keep(self, trajectory: Trajectory) -> None:
