@@ -54,6 +54,7 @@ class Core:
         self.host_load: Counter[str] = Counter()
         self.ledger = Ledger()
         self.trainer = "absent"  # absent | ready (it waits for a batch) | stepping
+        self.ready_ahead = False  # it asked for the next batch before the news that it finished this one
         self.training: order.TrainOn | None = None
         self.held: deque[tuple[Version, int]] = deque()  # places of trained groups whose weights are not live yet
         self.offered: deque[TaskId] = deque()
@@ -104,9 +105,9 @@ class Core:
                 self.asked = max(0, self.asked - 1)
                 self.offered.append(event.task)
             case news.TrainerReady():
-                self._trainer_ready()
+                self._trainer_ready(event)
             case news.TrainerDown():
-                self.trainer = "absent"
+                self.trainer, self.ready_ahead = "absent", False
             case news.StepFinished():
                 self._stepped(event, now)
             case news.EngineUp() | news.EngineDown():
@@ -220,8 +221,11 @@ class Core:
         if oldest is not None and freshness.is_stale(self.version, oldest, self.policy.bound):
             self._drop(group, "stale")
 
-    def _trainer_ready(self) -> None:
+    def _trainer_ready(self, event: news.TrainerReady) -> None:
+        if event.version < self.version:
+            return  # late: it has made a newer version since
         if self.trainer == "stepping":
+            self.ready_ahead = event.version > self.version  # its StepFinished is still on the way
             return
         self.trainer = "ready"
         if self.training is not None:  # the step it was given before it (or we) went away
@@ -236,7 +240,8 @@ class Core:
         self.held.append((event.version, len(self.training.proofs)))
         self.ledger.trained += len(self.training.proofs)
         self.training, self.version, self.steps = None, event.version, self.steps + 1
-        self.trainer = "absent"  # until it asks for more
+        self.trainer = "ready" if self.ready_ahead else "absent"  # until it asks for more
+        self.ready_ahead = False
         for group in list(self.table.groups.values()):
             self._refuse_if_stale(group)
 
@@ -332,7 +337,7 @@ class Core:
         self.hosts.clear()
         self.offered.clear()
         self.asked = 0
-        self.trainer, self.draining, self.paused = "absent", False, False
+        self.trainer, self.ready_ahead, self.draining, self.paused = "absent", False, False, False
         self.target, self.moved_at, self.broken = event.steps, now, 0
 
     def _drain(self) -> None:
@@ -347,7 +352,9 @@ class Core:
 
     def _expire(self, now: float) -> None:
         for attempt in self.table.overdue(now):
-            member = self.table.running[attempt]
+            member = self.table.running.get(attempt)
+            if member is None:
+                continue  # its group was dropped for a sibling's sake just now
             self._cancel(attempt, f"no end after {self.policy.attempt_timeout_s:g} s")
             self.last_fault = f"{attempt}: on {member.place} and {member.host} past its deadline"
             self.broken += 1

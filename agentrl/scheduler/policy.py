@@ -9,10 +9,10 @@ class Policy(Record):
     steps: int
     groups: int  # B: groups of one batch
     siblings: int  # n: attempts of a group that count
-    spare: int = 0  # further attempts started per group; the first n to end count
     window_groups: int  # W: places for groups that are open, in training, or trained and not yet live everywhere
     window_attempts: int  # C: conversations in flight
     bound: int  # K
+    spare: int = 0  # further attempts started per group; the first n to end count
     retries: int = 3
     attempt_timeout_s: float = 300.0
     stall_s: float = 120.0

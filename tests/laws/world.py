@@ -1,0 +1,206 @@
+"""A rude little world around the core alone: a heap of future events, one seed, no ports.
+
+News comes late, twice, out of order, and after the thing it speaks of is gone; engines, hosts, the trainer and the
+whole process die and come back. Every law is checked after every event.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+from agentrl.records import AttemptId, Blame, RankLoad, TaskId, TrajectoryFacts, Version
+from agentrl.scheduler import commands as order
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
+from agentrl.scheduler.laws import Laws
+from agentrl.scheduler.policy import Policy
+
+
+def policy_of(rng: random.Random) -> Policy:
+    groups, siblings = rng.randint(1, 4), rng.randint(1, 4)
+    return Policy(
+        steps=rng.randint(3, 8),
+        groups=groups,
+        siblings=siblings,
+        spare=rng.choice([0, 0, 1]),
+        window_groups=groups * rng.randint(1, 4) + rng.randint(0, 2),
+        window_attempts=rng.randint(1, 3 * groups * siblings),
+        bound=rng.randint(0, 4),
+        retries=rng.randint(1, 4),
+        attempt_timeout_s=rng.choice([20.0, 60.0, 200.0]),
+        stall_s=2000.0,
+        order=rng.choice(["rolling", "all"]),
+        max_unavailable=rng.randint(1, 2),
+    )
+
+
+class World:
+    """`run` plays until the core finishes; `trouble` scales faults from 0 (kind) to 1 (rude)."""
+
+    def __init__(
+        self, seed: int, *, trouble: float = 1.0, policy: Policy | None = None, core: Core | None = None
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.policy = policy or policy_of(self.rng)
+        self.core = Core(self.policy)
+        self.laws = Laws()
+        self.trouble = trouble
+        self.now = 0.0
+        self.heap: list[tuple[float, int, news.Event | str]] = []
+        self.count = 0
+        self.log: list[tuple[float, news.Event, list[order.Command]]] = []
+        self.engines = {f"e{i}": 0 for i in range(self.rng.randint(1, 4))}  # name -> epoch
+        self.held = {name: Version(0) for name in self.engines}
+        self.tasks = 0
+        self.live: dict[AttemptId, str] = {}
+        self.moves = 0
+
+    def later(self, mean: float, event: news.Event | str) -> None:
+        self.count += 1
+        heapq.heappush(self.heap, (self.now + self.rng.expovariate(1 / mean), self.count, event))
+
+    def news(self, mean: float, event: news.Event) -> None:
+        """Deliver late, perhaps twice."""
+        self.later(mean, event)
+        if self.rng.random() < 0.1 * self.trouble:
+            self.later(4 * mean, event)
+
+    def engine_up(self, name: str) -> None:
+        self.engines[name] += 1
+        self.held[name] = self.core.version
+        self.news(2.0, self._up(name))
+
+    def _up(self, name: str) -> news.EngineUp:
+        return news.EngineUp(
+            engine=name, epoch=self.engines[name], version=self.held[name], ranks=2, slots=4, kv_tokens=4000
+        )
+
+    def begin(self) -> None:
+        for name in sorted(self.engines):
+            self.engine_up(name)
+        for host in ("h0", "h1"):
+            self.news(1.0, news.SandboxHostUp(host=host, capacity=self.rng.randint(2, 20)))
+        self.later(3.0, news.TrainerReady(version=self.core.version))
+        if self.trouble:
+            self.later(40.0, "fault")
+
+    def run(self, limit: int = 60_000) -> Core:
+        self.begin()
+        for _ in range(limit):
+            deadline = self.core.next_deadline()
+            if self.core.finished is not None:
+                return self.core
+            if self.heap and (deadline is None or self.heap[0][0] <= deadline):
+                self.now, _, event = heapq.heappop(self.heap)
+            else:
+                assert deadline is not None, "nothing will ever happen again"
+                self.now, event = max(self.now, deadline), news.Tick()
+            if isinstance(event, str):
+                self.fault()
+            else:
+                self.give(event)
+        raise AssertionError(f"not finished after {limit} events at {self.now}: {self.core.blockers(self.now)}")
+
+    def give(self, event: news.Event) -> None:
+        commands = self.core.handle(event, self.now)
+        self.log.append((self.now, event, commands))
+        self.laws.check(self.core, commands)
+        for command in commands:
+            self.obey(command)
+
+    def obey(self, command: order.Command) -> None:
+        match command:
+            case order.PullTasks():
+                for _ in range(command.count):
+                    self.tasks += 1
+                    self.news(0.5, news.TaskOffered(task=TaskId(f"t{self.tasks}")))
+            case order.StartAttempt():
+                self.play(command)
+            case order.TrainOn():
+                step = news.StepFinished(batch=command.batch, version=Version(command.version + 1), seconds=1.0)
+                self.news(8.0, step)
+                self.news(9.0, news.TrainerReady(version=step.version))
+            case order.StageWeights():
+                self.news(1.0, news.EngineStaged(engine=command.engine, epoch=command.epoch, version=command.version))
+            case order.SwapWeights():
+                self.swap(command)
+            case order.RestartEngine():
+                self.engine_up(command.engine)
+            case order.MoveAttempt():
+                self.moves += 1
+            case _:
+                pass
+
+    def swap(self, command: order.SwapWeights) -> None:
+        if self.rng.random() < 0.1 * self.trouble:
+            self.news(
+                2.0,
+                news.EngineLoadFailed(
+                    engine=command.engine, epoch=command.epoch, version=command.version, detail="refused"
+                ),
+            )
+            return
+        self.held[command.engine] = command.version
+        self.news(2.0, news.EngineLoaded(engine=command.engine, epoch=command.epoch, version=command.version))
+
+    def play(self, start: order.StartAttempt) -> None:
+        attempt, draw = start.attempt, self.rng.random()
+        oldest = self.held[start.place.engine]
+        self.news(2.0, news.AttemptBegan(attempt=attempt, oldest=oldest))
+        if draw < 0.05 * self.trouble:
+            return  # hangs: only the deadline helps
+        if draw < 0.15 * self.trouble:
+            blame = Blame.TASK if self.rng.random() < 0.1 else Blame.INFRA
+            self.news(
+                6.0,
+                news.AttemptFailed(attempt=attempt, blame=blame, detail="lost", resumable=self.rng.random() < 0.5),
+            )
+            return
+        versions = sorted({oldest, Version(min(self.core.version, oldest + self.rng.randint(0, 1)))})
+        facts = TrajectoryFacts(
+            attempt=attempt,
+            reward=self.rng.random(),
+            tokens=300,
+            generated=100,
+            versions=tuple((v, 50) for v in versions),
+            turns=3,
+            prompt_tokens=400,
+            engine_s=3.0,
+            tool_s=3.0,
+        )
+        self.news(self.rng.choice([4.0, 10.0, 30.0]), news.AttemptEnded(facts=facts))
+
+    def fault(self) -> None:
+        self.later(60.0 / self.trouble, "fault")
+        kind = self.rng.choice(["engine", "engine", "host", "trainer", "process", "loads", "pause"])
+        name = self.rng.choice(sorted(self.engines))
+        match kind:
+            case "engine":
+                down = news.EngineDown(engine=name, epoch=self.engines[name], reason="killed")
+                self.news(1.0, down)
+                self.engine_up(name)
+            case "host":
+                host = self.rng.choice(["h0", "h1"])
+                self.give(news.SandboxHostDown(host=host, reason="gone"))
+                self.later(5.0, news.SandboxHostUp(host=host, capacity=9))
+            case "trainer":
+                self.give(news.TrainerDown(reason="killed"))
+                self.later(5.0, news.TrainerReady(version=self.core.version))
+            case "process":
+                self.give(news.Resumed(steps=self.policy.steps))
+                for engine in sorted(self.engines):
+                    self.engine_up(engine)
+                for host in ("h0", "h1"):
+                    self.later(1.0, news.SandboxHostUp(host=host, capacity=9))
+                self.later(5.0, news.TrainerReady(version=self.core.version))
+            case "loads":
+                loads = tuple(self.load(rank) for rank in range(2))
+                self.give(news.EngineLoads(engine=name, epoch=self.engines[name], loads=loads))
+            case _:
+                self.give(news.PauseAsked(on=True))
+                self.later(5.0, news.PauseAsked(on=False))
+
+    def load(self, rank: int) -> RankLoad:
+        running, waiting = self.rng.randint(0, 8), self.rng.randint(0, 9)
+        return RankLoad(rank=rank, running=running, waiting=waiting, kv_used_tokens=0, kv_total_tokens=1)
