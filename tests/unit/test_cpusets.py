@@ -114,9 +114,9 @@ def test_known_machines() -> None:
     dual = plan_cpus(machine(16, smt=2, nodes=2))  # two sockets of eight cores
     assert {lane: format_cpus(cpus) for lane, cpus in dual.lanes.items()} == {
         Lane.RESET: "8,24",
-        Lane.COMMAND: "0-4,16-20",
+        Lane.COMMAND: "0-5,16-21",
         Lane.PACKAGE: "9-14,25-30",
-        Lane.VERIFY: "5-7,21-23",
+        Lane.VERIFY: "6-7,22-23",
         Lane.CLEANUP: "15,31",
     }
     assert dual.notes == ()
