@@ -168,6 +168,14 @@ class Journal(Protocol):
         """Queue: the attempt was dropped, its turns may go."""
         ...
 
+    def adopt(self, earlier: Sequence[AttemptId], attempt: AttemptId) -> None:
+        """Queue: what earlier tries of the same sibling left durable (turns, or a whole trajectory) is `attempt`'s."""
+        ...
+
+    def discard(self, attempts: Sequence[AttemptId]) -> None:
+        """Queue: these trajectories will not be asked for again."""
+        ...
+
     async def turns(self, attempt: AttemptId) -> list[TurnPayload]:
         """The durable turns of an unfinished attempt, in order."""
         ...

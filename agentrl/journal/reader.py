@@ -52,7 +52,11 @@ class JournalReader:
     def trajectory(self, attempt: AttemptId) -> Trajectory | None:
         """The kept trajectory, None where the attempt has not ended."""
         with self._connected() as db:
-            row = db.execute("SELECT payload FROM trajectories WHERE attempt = ?", (str(attempt),)).fetchone()
+            return self.decoded(db, attempt)
+
+    def decoded(self, db: sqlite3.Connection, attempt: AttemptId) -> Trajectory | None:
+        """The same, on a connection that is open already."""
+        row = db.execute("SELECT payload FROM trajectories WHERE attempt = ?", (str(attempt),)).fetchone()
         return None if row is None else self._decode(_trajectory, f"trajectory {attempt}", row[0])
 
     def load(self, attempts: Sequence[AttemptId]) -> list[Trajectory]:

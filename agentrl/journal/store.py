@@ -83,6 +83,22 @@ class SqliteJournal:
         """Queue: the turns of an attempt that was dropped are of no use any more."""
         self._writer.put(lambda db: db.execute("DELETE FROM turns WHERE attempt = ?", (str(attempt),)))
 
+    def adopt(self, earlier: Sequence[AttemptId], attempt: AttemptId) -> None:
+        """Queue: what earlier tries of the same sibling left durable is `attempt`'s, in one step."""
+
+        def write(db: sqlite3.Connection) -> None:
+            for old in earlier:
+                db.execute("UPDATE OR REPLACE turns SET attempt = ? WHERE attempt = ?", (str(attempt), str(old)))
+                kept = self._reader.decoded(db, old)
+                if kept is not None:
+                    renamed = msgspec.structs.replace(kept, attempt=attempt)
+                    db.execute(
+                        "INSERT OR REPLACE INTO trajectories VALUES (?, ?)", (str(attempt), seal(_encode(renamed)))
+                    )
+                    db.execute("DELETE FROM trajectories WHERE attempt = ?", (str(old),))
+
+        self._writer.put(write)
+
     def discard(self, attempts: Sequence[AttemptId]) -> None:
         """Queue: the payloads of trained batches may go once nobody will audit them."""
         keys = [(str(attempt),) for attempt in attempts]

@@ -1,0 +1,1 @@
+"""Motion: one inbox, one TaskGroup. Tasks start only here."""

@@ -72,7 +72,7 @@ class Core:
     # --- the shell ------------------------------------------------------------------------------------------------
 
     def handle(self, event: news.Event, now: float) -> list[order.Command]:
-        if self.finished is not None:
+        if self.finished is not None and not isinstance(event, news.Resumed):
             return []
         self._out = []
         self._absorb(event, now)
@@ -333,6 +333,7 @@ class Core:
         for attempt in list(self.table.running):
             self._interrupt(attempt, "resumed")
         self._out.clear()  # there is nobody left to cancel
+        self.finished = None
         self.router.engines.clear()
         self.hosts.clear()
         self.offered.clear()

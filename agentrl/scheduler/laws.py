@@ -19,7 +19,7 @@ class LawBroken(AssertionError):
 
 
 class Laws:
-    """One checker for one core. `check` after each `handle`, with the commands it gave."""
+    """One checker for one core, from its first event on. `note` hears every order; `audit` looks at the whole state."""
 
     def __init__(self) -> None:
         self._started: set[AttemptId] = set()
@@ -29,6 +29,10 @@ class Laws:
         self._batches: dict[int, order.TrainOn] = {}
 
     def check(self, core: Core, commands: list[order.Command]) -> None:
+        self.note(core, commands)
+        self.audit(core)
+
+    def note(self, core: Core, commands: list[order.Command]) -> None:
         for command in commands:
             match command:
                 case order.StartAttempt():
@@ -39,6 +43,8 @@ class Laws:
                     self._end(command.group, command.reason)
                 case _:
                     pass
+
+    def audit(self, core: Core) -> None:
         self._ledger(core)
         self._progress(core)
         self._slots(core)
