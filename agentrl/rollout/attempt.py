@@ -83,14 +83,13 @@ class _Attempt:
         opening = tuple(transcript.tokens) if not self._turns else ()
         room = order.context_tokens - len(transcript)
         limit = min(order.sampling.max_new_tokens, room)
-        reusable = self._reusable(ports.placement.place)
-        generation = await generate(order, ports, transcript.tokens, limit)
+        generation = await generate(order, ports, transcript.tokens, limit, self._reusable)
         start, end = transcript.reply(generation.sampled)
         ports.openings.computed(order.attempt.group, generation.place)
         if not self._turns:
             ports.began(generation.sampled.spans[0].version)
 
-        turn = self._describe(generation, start, end, reusable)
+        turn = self._describe(generation, start, end)
         turn, text = await self._act(turn, generation)
         observed = ports.template.observation(text, after=transcript.tokens[-1])
         self._turns.append(turn)
@@ -146,7 +145,7 @@ class _Attempt:
             ended_s=self._ports.clock(),
         )
 
-    def _describe(self, generation: Generation, start: int, end: int, reusable: int) -> Turn:
+    def _describe(self, generation: Generation, start: int, end: int) -> Turn:
         return Turn(
             index=len(self._turns),
             start=start,
@@ -155,7 +154,7 @@ class _Attempt:
             place=generation.place,
             prompt_tokens=generation.prompt_tokens,
             cached_tokens=generation.cached_tokens,
-            reusable_tokens=reusable,
+            reusable_tokens=generation.reusable_tokens,
             began_s=generation.began_s,
             engine_s=generation.engine_s,
             queue_s=generation.queue_s,

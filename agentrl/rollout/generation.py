@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,8 +18,8 @@ _IDLE_ABORTS = 8  # in a row, without a token
 
 @dataclass(kw_only=True)
 class Generation:
-    """The reply and how it came about. prompt and cached tokens are those of the first call that gave tokens; times add
-    up over the calls whose tokens are in the reply."""
+    """The reply and how it came about. Prompt, cached and reusable tokens are those of the first call that was answered;
+    times add up over all calls that were."""
 
     place: Place
     began_s: float
@@ -28,15 +28,17 @@ class Generation:
     calls: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    reusable_tokens: int = 0
     regenerated: int = 0
     engine_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
-    def add(self, reply: Reply, place: Place, seconds: float) -> None:
+    def add(self, reply: Reply, place: Place, reusable: int, seconds: float) -> None:
         if self.calls == 0:
             self.prompt_tokens, self.cached_tokens = reply.prompt_tokens, reply.cached_tokens
+            self.reusable_tokens = reusable
         self.calls += 1
         self.place = place
         self.sampled.extend(reply.tokens, reply.logprobs, reply.spans)
@@ -47,8 +49,10 @@ class Generation:
         self.decode_s += reply.decode_s
 
 
-async def generate(order: Order, ports: Ports, prompt: Sequence[int], max_new_tokens: int) -> Generation:
-    """Sample until the model stops or `max_new_tokens` are there.
+async def generate(
+    order: Order, ports: Ports, prompt: Sequence[int], max_new_tokens: int, reusable: Callable[[Place], int]
+) -> Generation:
+    """Sample until the model stops or `max_new_tokens` are there. `reusable`: prompt tokens that a place has computed.
 
     An engine that is lost costs its unreturned tokens: the call is made again wherever the placement points next. An
     aborted call's partial tokens are kept and the next call goes on from them. Raises EngineLost where engines keep
@@ -60,6 +64,7 @@ async def generate(order: Order, ports: Ports, prompt: Sequence[int], max_new_to
         place = ports.placement.place
         before = len(generation.sampled)
         left = max_new_tokens - before
+        known = reusable(place)
         began = ports.clock()
         try:
             reply = await _call(order, ports, place, [*prompt, *generation.sampled.tokens], left)
@@ -74,7 +79,7 @@ async def generate(order: Order, ports: Ports, prompt: Sequence[int], max_new_to
             if ports.placement.place == place or generation.regenerated > _LOSSES:
                 raise
             continue
-        generation.add(reply, place, ports.clock() - began)
+        generation.add(reply, place, known, ports.clock() - began)
         if reply.finish != "abort":
             return generation
         if len(generation.sampled) == max_new_tokens:
