@@ -1,0 +1,102 @@
+"""The trainer between two batches: which version it holds, what it answered last, and how it gets to another version.
+
+All of it runs on the one thread that owns torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from agentrl.errors import DataError
+from agentrl.records import Batch, StepReport, Version
+from agentrl.train.config import WorkerConfig
+from agentrl.train.worker.checkpoint import Answer, Checkpoints
+from agentrl.train.worker.model import load_policy
+from agentrl.train.worker.step import Learner
+
+
+class Store(Protocol):
+    """What the trainer needs of `agentrl.publish.store.DiskWeightStore`."""
+
+    def path(self, version: Version) -> str: ...
+
+    def adopt(self, folder: str) -> str: ...
+
+    def put(self, version: Version, write: Callable[[str], None], *, extra: dict[str, Any] | None = None) -> str: ...
+
+
+class Session:
+    """Opening loads the newest checkpoint that reads, or else version 0."""
+
+    def __init__(self, config: WorkerConfig, store: Store) -> None:
+        torch.set_num_threads(config.train.threads)
+        torch.manual_seed(config.seed)
+        self._config = config
+        self._store = store
+        self._checkpoints = Checkpoints(config.checkpoints, config.train.keep_checkpoints)
+        policy = load_policy(store.adopt(config.model), device=config.device)
+        self._learner = Learner(policy, config.train, temperature=config.temperature, version=Version(0))
+        self.last: Answer | None = None
+        for version in reversed(self._checkpoints.versions()):
+            try:
+                self.last = self._checkpoints.load(version, self._learner).answer
+                break
+            except DataError as exc:  # the one before is as good: the run says which version it expects
+                print(f"checkpoint skipped: {exc}", file=sys.stderr, flush=True)  # noqa: T201
+
+    @property
+    def version(self) -> Version:
+        return self._learner.version
+
+    def answer(self, batch: Batch) -> StepReport | None:
+        """The report of this very batch, where it was the last one trained."""
+        if self.last is not None and self.last.report.batch == batch.id and self.last.digest == digest(batch):
+            return self.last.report
+        return None
+
+    def train(self, lease: str, batch: Batch, stop: threading.Event) -> StepReport:
+        """Step, weights into the store, checkpoint: in this order, each complete before the next begins.
+
+        Abandoned where `stop` was set before the optimizer moved. DataError where `batch.version` cannot be reached.
+        """
+        began = time.perf_counter()
+        if batch.version != self.version:
+            self._go_to(batch.version)
+        metrics = self._learner.step(batch, stop)
+        saved = time.perf_counter()
+        self._store.put(self.version, self._learner.policy.save, extra={"batch": batch.id})
+        metrics["save_s"] = time.perf_counter() - saved
+        seconds = time.perf_counter() - began
+        report = StepReport(batch=batch.id, version=self.version, seconds=seconds, metrics=metrics)
+        self.last = Answer(digest=digest(batch), lease=lease, report=report)
+        if self.version % self._config.train.checkpoint_every == 0:
+            self._checkpoints.save(self._learner, self.last)
+        return report
+
+    def _go_to(self, version: Version) -> None:
+        """To the version the run expects: its checkpoint; or its weights with the moments of the nearest one before."""
+        saved = self._checkpoints.versions()
+        if version in saved:
+            self.last = self._checkpoints.load(version, self._learner).answer
+            return
+        weights = load_policy(self._store.path(version), device=self._config.device)
+        self._learner.policy.model.load_state_dict(weights.model.state_dict())
+        before = [v for v in saved if v < version]
+        if before:
+            self._checkpoints.load(before[-1], self._learner, weights=False)
+        else:
+            self._learner.forget()
+        self._learner.version = version
+        self.last = None
+
+
+def digest(batch: Batch) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(batch)).hexdigest()
