@@ -1,0 +1,183 @@
+"""The run's HTTP face, on loopback with a token: status, event stream, trainers, pause, drain.
+
+GET  /v1/status            Status
+GET  /v1/events            server-sent events: {"now", "event", "commands"} as they happen
+POST /v1/pause {"on": b}   no new attempts and batches until {"on": false}
+POST /v1/drain             stop soon, leave a resumable run
+GET  /v1/versions          {"version", "engines": {name: version}}: what the trainer and each engine hold
+POST /v1/trainer/...       see agentrl.wire
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from agentrl import wire
+from agentrl.errors import AgentRLError
+from agentrl.runtime.desk import LeaseGone, RunOver, TrainerDesk, WrongVersion
+from agentrl.runtime.loop import Driver, Service
+from agentrl.runtime.status import picture
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+
+_STREAM_BACKLOG = 10_000  # events a slow reader may lag behind before it is cut off
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Stream:
+    """Fan-out of what the driver does; a reader that lags too far is dropped, the run never waits for one."""
+
+    def __init__(self) -> None:
+        self._readers: set[asyncio.Queue[bytes | None]] = set()
+
+    def publish(self, now: float, event: news.Event, commands: Sequence[orders.Command]) -> None:
+        if not self._readers:
+            return
+        line = msgspec.json.encode({"now": now, "event": event, "commands": commands})
+        for reader in list(self._readers):
+            try:
+                reader.put_nowait(line)
+            except asyncio.QueueFull:
+                self._readers.discard(reader)
+
+    def close(self) -> None:
+        for reader in self._readers:
+            with contextlib.suppress(asyncio.QueueFull):
+                reader.put_nowait(None)
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[asyncio.Queue[bytes | None]]:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAM_BACKLOG)
+        self._readers.add(queue)
+        try:
+            yield queue
+        finally:
+            self._readers.discard(queue)
+
+
+class Face:
+    """One run's server. `service` binds, announces its URL through `bound`, and serves until cancelled."""
+
+    def __init__(self, driver: Driver, desk: TrainerDesk, token: str, bound: Callable[[str], None]) -> None:
+        self._driver = driver
+        self._desk = desk
+        self._token = token
+        self._bound = bound
+        self.stream = Stream()
+
+    def service(self, port: int) -> Service:
+        async def serve(_: Callable[[news.Event], None]) -> None:
+            runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+            await runner.setup()
+            try:
+                site = web.TCPSite(runner, "127.0.0.1", port)
+                await site.start()
+                self._bound(f"http://127.0.0.1:{runner.addresses[0][1]}")
+                await asyncio.Event().wait()
+            finally:
+                await self._desk.aclose()
+                self.stream.close()
+                await runner.cleanup()
+
+        return serve
+
+    def _app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard], client_max_size=1 << 20)
+        app.add_routes(
+            [
+                web.get("/v1/status", self._status),
+                web.get("/v1/events", self._events),
+                web.get("/v1/versions", self._versions),
+                web.post("/v1/pause", self._pause),
+                web.post("/v1/drain", self._drain),
+                web.post(wire.CLAIM, self._claim),
+                web.post(wire.RENEW, self._renew),
+                web.post(wire.ACK, self._ack),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return _problem(401, "no or wrong token", hint="send Authorization: Bearer with the run's token file")
+        try:
+            return await handler(request)
+        except WrongVersion as exc:
+            return _problem(409, str(exc), hint=exc.hint, expected=exc.expected)
+        except (RunOver, LeaseGone) as exc:
+            return _problem(410, str(exc), hint=exc.hint)
+        except (msgspec.DecodeError, AgentRLError) as exc:
+            return _problem(400, str(exc))
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _json(picture(self._driver.core, self._driver.world.clock()))
+
+    async def _versions(self, request: web.Request) -> web.Response:
+        core = self._driver.core
+        engines = {name: engine.version for name, engine in sorted(core.router.engines.items())}
+        return _json({"version": core.version, "engines": engines})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        try:
+            on = json.loads(await request.text())["on"]
+        except (ValueError, KeyError, TypeError):
+            return _problem(400, 'the body is not {"on": true | false}')
+        self._driver.post(news.PauseAsked(on=bool(on)))
+        return _json({})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        self._driver.post(news.DrainAsked())
+        return _json({})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        with self.stream.reader() as queue:
+            while (line := await queue.get()) is not None:
+                await response.write(b"data: " + line + b"\n\n")
+        return response
+
+    async def _claim(self, request: web.Request) -> web.Response:
+        asked = await _body(request, wire.ClaimRequest)
+        self._driver.progressed()
+        claim = await self._desk.claim(asked)
+        if claim is None:
+            return web.Response(status=204)
+        body = await asyncio.to_thread(msgspec.msgpack.encode, claim)
+        return web.Response(body=body, content_type=wire.MSGPACK)
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        asked = await _body(request, wire.RenewRequest)
+        await self._desk.renew(asked.lease, asked.lease_s)
+        self._driver.progressed()
+        return _json({})
+
+    async def _ack(self, request: web.Request) -> web.Response:
+        ack = await _body(request, wire.Ack)
+        await self._desk.ack(ack.lease, ack.report)
+        return _json({})
+
+
+async def _body(request: web.Request, kind: type[T]) -> T:
+    return msgspec.json.decode(await request.read(), type=kind)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _problem(status: int, message: str, *, hint: str = "", expected: int | None = None) -> web.Response:
+    error = {"message": message, "hint": hint, "expected": expected}
+    return web.Response(status=status, body=msgspec.json.encode({"error": error}), content_type="application/json")

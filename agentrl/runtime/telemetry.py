@@ -1,0 +1,272 @@
+"""What a run leaves behind for people: summary.json, metrics.jsonl, trace.json (Chrome trace; Perfetto opens it).
+
+Definitions are those of docs/cli.md. All times are seconds of the run's clock. A resumed run carries its figures on
+from the summary that is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.records import AttemptId, Batch, GroupId, LoadReport, StepReport, Trajectory, Turn, Version
+from agentrl.runtime.loop import Listener
+from agentrl.runtime.trace import Trace
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
+
+
+class _Totals(msgspec.Struct):
+    """Sums since the run began."""
+
+    generated: int = 0
+    observed: int = 0
+    trained: int = 0
+    wasted: int = 0
+    cached: int = 0
+    reusable: int = 0
+    turns_regenerated: int = 0
+    completed_tokens: int = 0
+    completed: int = 0
+    trained_tokens: int = 0
+    trained_trajectories: int = 0
+    batch_wait_s: float = 0.0
+    first_batch_s: float | None = None
+
+
+class Telemetry(Listener):
+    """folder: the run's. `shown` is called after each step with its line of metrics, for progress."""
+
+    def __init__(
+        self,
+        folder: Path,
+        head: dict[str, Any],
+        clock: Callable[[], float],
+        *,
+        order: str,
+        in_flight: str,
+        shown: Callable[[dict[str, Any]], None] = lambda step: None,
+    ) -> None:
+        self._folder = folder
+        self._head = head
+        self._clock = clock
+        self._shown = shown
+        self._publish = {"order": order, "in_flight": in_flight}
+        self.steps: list[dict[str, Any]] = []
+        self._publications: dict[int, dict[str, Any]] = {}
+        self._stage_s: dict[tuple[str, Version], float] = {}
+        self._sum = _Totals()
+        self._last = _Totals()
+        self._by_group: Counter[GroupId] = Counter()  # sampled tokens of groups whose story is not over
+        self._ready_at: float | None = None
+        self._cut: dict[int, tuple[float, float]] = {}  # batch -> (when it was cut, how long the trainer had waited)
+        self._cut_before = 0.0
+        self._finished: dict[Version, float] = {}
+        self._written = 0  # steps that metrics.jsonl has
+        self._restore()
+        self.trace = Trace(folder / "trace.json")
+
+    # --- what the driver says -----------------------------------------------------------------------------------------
+
+    def turn(self, attempt: AttemptId, turn: Turn) -> None:
+        total, sampled = self._sum, turn.end - turn.start
+        total.generated += sampled
+        total.observed += turn.observed_end - turn.end
+        total.cached += min(turn.cached_tokens, turn.reusable_tokens)
+        total.reusable += turn.reusable_tokens
+        total.turns_regenerated += turn.regenerated
+        self._by_group[attempt.group] += sampled
+        self.trace.turn(attempt, turn, self._clock())
+
+    def ended(self, trajectory: Trajectory) -> None:
+        self._sum.completed += 1
+        self._sum.completed_tokens += len(trajectory.tokens)
+        self.trace.ended(trajectory)
+
+    def stepped(self, batch: Batch, report: StepReport) -> None:
+        now = self._clock()
+        trained = sum(sum(t.trainable) for t in batch.trajectories)
+        total = self._sum
+        total.trained += trained
+        total.trained_trajectories += len(batch.trajectories)
+        total.trained_tokens += sum(len(t.tokens) for t in batch.trajectories)
+        spent = sum(self._by_group.pop(proof.group, 0) for proof in batch.proofs)
+        total.wasted += max(0, spent - trained)
+        self._finished[report.version] = now
+        self.steps.append(self._step(batch, report, trained))
+        self.trace.step(batch, report, now)
+
+    def staged(self, engine: str, version: Version, seconds: float) -> None:
+        self._stage_s[engine, version] = seconds
+        self.trace.weights(engine, "stage", version, self._clock() - seconds, seconds)
+
+    def swapped(self, engine: str, report: LoadReport, began: float, others_tokens: int) -> None:
+        version = report.version
+        publication = self._publications.setdefault(version, {"version": version, **self._publish, "engines": []})
+        publication["engines"].append(
+            {
+                "name": engine,
+                "stage_s": self._stage_s.pop((engine, version), report.stage_s),
+                "pause_s": report.pause_s,
+                "lost_tokens": report.lost_tokens,
+                "checksum": report.checksum,
+                "others_tokens": others_tokens,
+            }
+        )
+        now = self._clock()
+        self.trace.weights(engine, "swap", version, began, now - began, pause_s=report.pause_s, others=others_tokens)
+        for step in reversed(self.steps):
+            if step["version"] == version and version in self._finished:
+                step["publish_s"] = now - self._finished[version]
+                break
+
+    def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
+        if core.trainer == "ready" and self._ready_at is None:
+            self._ready_at = now
+        for order in commands:
+            match order:
+                case orders.TrainOn():
+                    self._cut[order.batch] = (now, now - (self._ready_at if self._ready_at is not None else now))
+                    self._ready_at = None
+                case orders.DropGroup():
+                    self._sum.wasted += self._by_group.pop(order.group, 0)
+                case _:
+                    pass
+        if isinstance(event, news.StepFinished | news.EngineLoaded) or core.finished is not None:
+            self.write(core, now)
+
+    # --- what it makes of it ------------------------------------------------------------------------------------------
+
+    def _step(self, batch: Batch, report: StepReport, trained: int) -> dict[str, Any]:
+        cut, waited = self._cut.pop(batch.id, (self._clock(), 0.0))
+        total, last = self._sum, self._last
+        if total.first_batch_s is None:
+            total.first_batch_s = cut
+        else:
+            total.batch_wait_s += waited
+        oldest = {proof.group: proof.oldest for proof in batch.proofs}
+        ages = Counter(batch.version - min(s.version for s in t.spans) for t in batch.trajectories)
+        count = len(batch.trajectories)
+        step = {
+            "step": report.version,
+            "version": report.version,
+            "interval_s": cut - self._cut_before,
+            "batch_wait_s": waited,
+            "train_s": report.seconds,
+            "publish_s": 0.0,
+            "groups": len(batch.proofs),
+            "trajectories": count,
+            "reward_mean": sum(t.verdict.reward or 0.0 for t in batch.trajectories) / count,
+            "age": {
+                "max": max(batch.version - version for version in oldest.values()),
+                "mean": sum(age * n for age, n in ages.items()) / count,
+                "histogram": {str(age): ages[age] for age in sorted(ages)},
+            },
+            "tokens": {
+                "generated": total.generated - last.generated,
+                "observed": total.observed - last.observed,
+                "trained": trained,
+                "wasted": total.wasted - last.wasted,
+            },
+            "prefix_reuse": _ratio(total.cached - last.cached, total.reusable - last.reusable),
+            "length_ratio": self._length_ratio(),
+            "logprob_gap": {
+                "mean": report.metrics.get("logprob_gap_mean", 0.0),
+                "max": report.metrics.get("logprob_gap_max", 0.0),
+            },
+            "metrics": report.metrics,
+        }
+        self._cut_before = cut
+        self._last = msgspec.structs.replace(total)
+        return step
+
+    def _length_ratio(self) -> float:
+        """Mean tokens of trained over mean tokens of completed trajectories."""
+        total = self._sum
+        completed = _ratio(total.completed_tokens, total.completed)
+        return _ratio(_ratio(total.trained_tokens, total.trained_trajectories), completed)
+
+    def summary(self, core: Core, now: float) -> dict[str, Any]:
+        book, total = core.ledger, self._sum
+        since_first = now - total.first_batch_s if total.first_batch_s is not None else 0.0
+        dropped = sum(book.dropped.values())
+        training = len(core.training.proofs) if core.training is not None else 0
+        still_open = len(core.table.groups) + training
+        return {
+            "schema": 1,
+            **self._head,
+            "elapsed_s": now,
+            "outcome": core.finished.outcome if core.finished is not None else "running",
+            "detail": core.finished.detail if core.finished is not None else "",
+            "steps": self.steps,
+            "trainer_idle_fraction": _ratio(total.batch_wait_s, since_first),
+            "trainable_per_min": _ratio(60.0 * total.trained_trajectories, now),
+            "prefix_reuse": _ratio(total.cached, total.reusable),
+            "length_ratio": self._length_ratio(),
+            "tokens": {
+                "generated": total.generated,
+                "observed": total.observed,
+                "trained": total.trained,
+                "wasted": total.wasted,
+            },
+            "groups": {
+                "admitted": book.admitted,
+                "completed": book.completed,
+                "trained": book.trained,
+                "dropped_stale": book.dropped["stale"],
+                "dropped_failed": book.dropped["failed"] + book.dropped["task"],
+                "dropped_end": book.dropped["end"],
+                "open": still_open,
+            },
+            "attempts": {
+                "started": book.started,
+                "ended": book.ended,
+                "retried": book.retried,
+                "restarted": book.restarted,
+                "turns_regenerated": total.turns_regenerated,
+            },
+            "publications": [self._publications[v] for v in sorted(self._publications)],
+            "engines": {name: engine.version for name, engine in sorted(core.router.engines.items())},
+            "ledger_balanced": book.admitted == book.trained + dropped + still_open,
+            "totals": msgspec.to_builtins(total),
+        }
+
+    def write(self, core: Core, now: float) -> None:
+        """summary.json whole and atomically; metrics.jsonl gains the lines it lacks."""
+        _replace(self._folder / "summary.json", msgspec.json.format(msgspec.json.encode(self.summary(core, now))))
+        with (self._folder / "metrics.jsonl").open("ab") as lines:
+            for step in self.steps[self._written :]:
+                lines.write(msgspec.json.encode(step) + b"\n")
+                self._shown(step)
+        self._written = len(self.steps)
+
+    def _restore(self) -> None:
+        path = self._folder / "summary.json"
+        if not path.is_file():
+            return
+        before = msgspec.json.decode(path.read_bytes())
+        self.steps = before["steps"]
+        self._written = len(self.steps)
+        self._publications = {p["version"]: p for p in before["publications"]}
+        self._sum = msgspec.convert(before["totals"], _Totals)
+        self._last = msgspec.structs.replace(self._sum)
+        self._cut_before = before["elapsed_s"]
+
+    def close(self) -> None:
+        self.trace.close()
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _replace(path: Path, data: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)  # noqa: PTH105 - atomic on one file system
