@@ -49,6 +49,8 @@ class Stream:
                 reader.put_nowait(line)
             except asyncio.QueueFull:
                 self._readers.discard(reader)
+                reader.get_nowait()
+                reader.put_nowait(None)
 
     def close(self) -> None:
         for reader in self._readers:

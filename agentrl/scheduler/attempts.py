@@ -1,0 +1,132 @@
+"""The life of a group and its attempts: begun, ended, failed, tried again, dropped. Each function absorbs one fact."""
+
+from __future__ import annotations
+
+from agentrl.records import AttemptId, Blame
+from agentrl.scheduler import commands as order
+from agentrl.scheduler import events as news
+from agentrl.scheduler import freshness
+from agentrl.scheduler.groups import Group, Member, Phase
+from agentrl.scheduler.state import State
+
+
+def current(state: State, attempt: AttemptId) -> Member | None:
+    member = state.table.running.get(attempt)
+    if member is None:
+        state.ledger.late += 1
+    return member
+
+
+def release(state: State, attempt: AttemptId) -> None:
+    """The attempt's slot, place and sandbox are free."""
+    member = state.table.forget(attempt)
+    if member is not None:
+        state.host_load[member.host] -= 1
+        state.router.remove(attempt)
+
+
+def cancel(state: State, attempt: AttemptId, reason: str, *, keep: bool = False) -> None:
+    release(state, attempt)
+    state.out.append(order.CancelAttempt(attempt=attempt, reason=reason, keep=keep))
+
+
+def began(state: State, event: news.AttemptBegan, now: float) -> None:
+    member = current(state, event.attempt)
+    if member is None:
+        return
+    state.moved_at = now
+    member.oldest = event.oldest
+    refuse_if_stale(state, state.table.groups[event.attempt.group])
+
+
+def ended(state: State, event: news.AttemptEnded, now: float) -> None:
+    attempt = event.facts.attempt
+    member = current(state, attempt)
+    if member is None:
+        return
+    release(state, attempt)
+    state.moved_at, state.broken = now, 0
+    state.ledger.ended += 1
+    state.router.costs.learn(event.facts)
+    group = state.table.groups[attempt.group]
+    member.phase, member.facts, member.oldest, member.resume = Phase.DONE, event.facts, event.facts.oldest, None
+    group.done.append(member.index)
+    if len(group.done) == state.policy.siblings:
+        complete(state, group, now)
+    refuse_if_stale(state, group)
+
+
+def complete(state: State, group: Group, now: float) -> None:
+    for attempt in list(state.table.current(group)):
+        cancel(state, attempt, "spare")
+    for member in group.members:
+        if member.phase is not Phase.DONE:
+            member.phase = Phase.SPARED
+    group.ready = now
+    state.ledger.completed += 1
+    state.bank.add(group.id, now)
+
+
+def failed(state: State, event: news.AttemptFailed, now: float) -> None:
+    member = current(state, event.attempt)
+    if member is None:
+        return
+    release(state, event.attempt)
+    state.broken += 1
+    state.last_fault = f"{event.attempt}: {event.detail}"
+    group = state.table.groups[event.attempt.group]
+    if event.blame is Blame.TASK:
+        state.quarantine.add(group.task)
+        drop(state, group, "task")
+        return
+    member.failures += 1
+    try_again(state, group, member, event.attempt if event.resumable else None)
+
+
+def try_again(state: State, group: Group, member: Member, resume: AttemptId | None) -> None:
+    """Back to waiting under a new try, or lost; a group that can no longer be whole is dropped."""
+    if member.failures > state.policy.retries:
+        member.phase = Phase.LOST
+        hopeful = sum(m.phase is not Phase.LOST for m in group.members)
+        if hopeful < state.policy.siblings:
+            drop(state, group, "failed")
+        return
+    state.ledger.retried += 1
+    state.ledger.restarted += resume is None
+    member.resume = resume
+    state.table.wait_again(group, member)
+
+
+def drop(state: State, group: Group, reason: str) -> None:
+    for attempt in list(state.table.current(group)):
+        cancel(state, attempt, reason)
+    state.bank.discard(group.id)
+    del state.table.groups[group.id]
+    state.ledger.dropped[reason] += 1
+    state.out.append(order.DropGroup(group=group.id, reason=reason, attempts=group.attempts()))
+
+
+def refuse_if_stale(state: State, group: Group) -> None:
+    oldest = group.oldest
+    if oldest is not None and freshness.is_stale(state.version, oldest, state.policy.bound):
+        drop(state, group, "stale")
+
+
+def interrupt(state: State, attempt: AttemptId, reason: str) -> None:
+    """Stop a try through no fault of its own and carry its durable turns over to the next."""
+    member = state.table.running[attempt]
+    cancel(state, attempt, reason, keep=True)
+    member.resume = attempt
+    state.table.wait_again(state.table.groups[attempt.group], member)
+
+
+def expire(state: State, now: float) -> None:
+    for attempt in state.table.overdue(now):
+        member = state.table.running.get(attempt)
+        if member is None:
+            continue  # its group was dropped for a sibling's sake just now
+        cancel(state, attempt, f"no end after {state.policy.attempt_timeout_s:g} s")
+        state.last_fault = f"{attempt}: on {member.place} and {member.host} past its deadline"
+        state.broken += 1
+        member.failures += 1
+        try_again(state, state.table.groups[attempt.group], member, None)

@@ -1,0 +1,111 @@
+"""Engines, sandbox hosts and weights: what serves, who moves where, which engine loads what."""
+
+from __future__ import annotations
+
+from agentrl.records import Place, Version
+from agentrl.scheduler import attempts, publication
+from agentrl.scheduler import commands as order
+from agentrl.scheduler import events as news
+from agentrl.scheduler.routing import Engine, Rank
+from agentrl.scheduler.state import State
+
+
+def engine_changed(state: State, event: news.EngineUp | news.EngineDown, now: float) -> None:
+    known = state.router.engines.get(event.engine)
+    buried = state.buried.get(event.engine, -1)
+    if isinstance(event, news.EngineDown):
+        if known is not None and event.epoch >= known.epoch:
+            lose(state, known)
+        state.buried[event.engine] = max(buried, event.epoch)
+        return
+    if event.epoch <= (known.epoch if known is not None else buried) or event.epoch <= buried:
+        return  # said twice, or of an incarnation that is gone
+    if known is not None:
+        lose(state, known)
+    ranks = [Rank(Place(event.engine, i), event.slots, event.kv_tokens) for i in range(event.ranks)]
+    state.router.engines[event.engine] = Engine(
+        event.engine, event.epoch, event.version, ranks, admitted=event.version == state.version
+    )
+    state.moved_at = now
+
+
+def lose(state: State, engine: Engine) -> None:
+    """Its conversations move to the next best place, histories prefilled there; where there is none they wait."""
+    orphans = [attempt for rank in engine.ranks for attempt in rank.attempts]
+    engine.admitted = False
+    state.buried[engine.name] = engine.epoch
+    for attempt in orphans:
+        state.router.places.pop(attempt, None)
+    del state.router.engines[engine.name]
+    for attempt in orphans:
+        place = state.router.place(attempt, history=state.router.costs.tokens)
+        member = state.table.running[attempt]
+        if place is None:
+            attempts.interrupt(state, attempt, "no engine serves")
+        else:
+            member.place = place
+            state.router.add(attempt, place)
+            state.out.append(order.MoveAttempt(attempt=attempt, place=place))
+
+
+def engine_said(
+    state: State, event: news.EngineLoads | news.EngineStaged | news.EngineLoaded | news.EngineLoadFailed, now: float
+) -> None:
+    engine = state.router.engines.get(event.engine)
+    if engine is None or engine.epoch != event.epoch:
+        return
+    match event:
+        case news.EngineLoads():
+            for load in event.loads:
+                if 0 <= load.rank < len(engine.ranks):
+                    engine.ranks[load.rank].load = load
+            rebalance(state, engine)
+        case news.EngineStaged():
+            engine.staged, engine.staging = max(event.version, engine.staged or event.version), None
+        case news.EngineLoaded():
+            engine.swapping, engine.failures = None, 0
+            engine.version = max(engine.version, event.version)
+            engine.admitted |= engine.version >= publication.live_version(state.engines, state.version)
+            free_places(state)
+            state.moved_at = now
+        case news.EngineLoadFailed():
+            engine.staging = engine.staged = engine.swapping = None
+            engine.failures += 1
+            if engine.failures > state.policy.load_retries:
+                state.out.append(order.RestartEngine(engine=engine.name, epoch=engine.epoch, reason=event.detail))
+                lose(state, engine)
+
+
+def rebalance(state: State, engine: Engine) -> None:
+    """At most one conversation a report moves, so that its effect is seen before the next."""
+    better = state.router.better(engine, state.policy.move_margin) if engine.admitted else None
+    if better is not None:
+        attempt, place = better
+        state.router.move(attempt, place)
+        state.table.running[attempt].place = place
+        state.out.append(order.MoveAttempt(attempt=attempt, place=place))
+
+
+def host_down(state: State, event: news.SandboxHostDown) -> None:
+    if state.hosts.pop(event.host, None) is not None:
+        for attempt in [a for a, m in state.table.running.items() if m.host == event.host]:
+            attempts.interrupt(state, attempt, f"sandbox host {event.host}: {event.reason}")
+
+
+def publish(state: State) -> None:
+    engines = state.engines
+    for engine in publication.to_stage(engines, state.version):
+        engine.staging = state.version
+        state.out.append(order.StageWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
+    for engine in publication.to_swap(
+        engines, state.version, order=state.policy.order, max_unavailable=state.policy.max_unavailable
+    ):
+        engine.swapping = state.version
+        state.out.append(order.SwapWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
+    free_places(state)
+
+
+def free_places(state: State) -> None:
+    live = publication.live_version(state.engines, Version(-1))
+    while state.held and state.held[0][0] <= live:
+        state.held.popleft()
