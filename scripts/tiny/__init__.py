@@ -1,0 +1,1 @@
+"""How the tiny policy is made. `build_tiny_policy.py` is the way in."""
