@@ -17,6 +17,10 @@ def make_backend(name: str, *, root: str, state_dir: str, hide: Sequence[str] = 
     """
     from agentrl.errors import UserError
 
+    if name == "namespace":
+        from agentrl.sandbox.backends.namespace import NamespaceBackend
+
+        return NamespaceBackend(root=root, state_dir=state_dir, hide=hide)
     if name == "process":
         from agentrl.sandbox.backends.process import ProcessBackend
 

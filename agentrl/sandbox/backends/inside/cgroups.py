@@ -1,0 +1,230 @@
+"""Memory, process and CPU limits by control groups, version 1 (and hybrid) or 2 behind one class.
+
+Only groups below an own name are touched: `agentrl-<label>/<box>@<owner>`, made below the group this process is in, so
+that limits set from outside go on holding. The owner is the launcher's pid and start time: whoever finds a group
+can tell whether its owner still lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+PREFIX = "agentrl-"
+_REMOVE_S = 2.0  # a killed process leaves its group within microseconds of being reaped; this bounds a stuck one
+_SPARE_PIDS = 8  # the init and the supervisors of running commands
+
+
+def _read(path: str) -> str:
+    with open(path) as f:
+        return f.read()
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    return ",".join(str(c) for c in cpus)
+
+
+class Group:
+    """One box's groups: a directory for each of cpuset, memory and pids (the same one three times in version 2)."""
+
+    def __init__(self, version: int, cpuset: str, memory: str, pids: str) -> None:
+        self.version = version
+        self.cpuset, self.memory, self.pids = cpuset, memory, pids
+
+    @property
+    def directories(self) -> list[str]:
+        return list(dict.fromkeys((self.cpuset, self.memory, self.pids)))
+
+    def make(self, *, memory_bytes: int, pids: int, cpus: Sequence[int]) -> None:
+        for directory in self.directories:
+            parent = os.path.dirname(directory)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent)
+                if self.version == 2:
+                    _write(f"{parent}/cgroup.subtree_control", "+cpuset +memory +pids")
+            if self.version == 1 and directory == self.cpuset:
+                self._inherit_cpuset(parent)
+            os.mkdir(directory)
+        if self.version == 1:
+            self._inherit_cpuset(self.cpuset)
+            _write(f"{self.memory}/memory.limit_in_bytes", str(memory_bytes))
+            with contextlib.suppress(OSError):  # absent where the kernel does not account swap
+                _write(f"{self.memory}/memory.memsw.limit_in_bytes", str(memory_bytes))
+        else:
+            _write(f"{self.memory}/memory.max", str(memory_bytes))
+            with contextlib.suppress(OSError):  # as above
+                _write(f"{self.memory}/memory.swap.max", "0")
+        _write(f"{self.pids}/pids.max", str(pids + _SPARE_PIDS))
+        if cpus:
+            self.set_cpus(cpus)
+
+    def _inherit_cpuset(self, directory: str) -> None:
+        """Version 1 starts a group with empty sets, in which nothing can run."""
+        parent = os.path.dirname(directory)
+        for name in ("cpuset.mems", "cpuset.cpus"):
+            if not _read(f"{directory}/{name}").strip():
+                _write(f"{directory}/{name}", _read(f"{parent}/{name}").strip())
+
+    def enter(self) -> None:
+        """Moves the calling process. About 3 ms for each hierarchy (an RCU grace period): once per box, never per
+        command."""
+        for directory in self.directories:
+            _write(f"{directory}/cgroup.procs", "0")
+
+    def set_cpus(self, cpus: Sequence[int]) -> None:
+        _write(f"{self.cpuset}/cpuset.cpus", cpu_list(cpus))
+
+    def oom_counter(self) -> Callable[[], int]:
+        """Reads how many processes of the box the kernel killed at the memory limit, ever; also from inside the box,
+        where no control group is mounted."""
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        fd = os.open(f"{self.memory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+
+        def read() -> int:
+            for line in os.pread(fd, 4096, 0).decode().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+            return 0
+
+        return read
+
+    def remove(self) -> None:
+        deadline = time.monotonic() + _REMOVE_S
+        for directory in self.directories:
+            _remove(directory, deadline)
+            with contextlib.suppress(OSError):  # other boxes of this run still use the parent
+                os.rmdir(os.path.dirname(directory))
+
+
+def _remove(directory: str, deadline: float) -> bool:
+    """A group can be removed once it is empty; its processes are killed already or get killed here."""
+    while True:
+        try:
+            os.rmdir(directory)
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+        with contextlib.suppress(OSError):
+            for pid in _read(f"{directory}/cgroup.procs").split():
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.002)  # the kernel tells nobody when a version 1 group becomes empty
+
+
+class Cgroups:
+    """Where groups are made on this machine. `detect` says why not, where they cannot be."""
+
+    def __init__(self, version: int, cpuset: str, memory: str, pids: str) -> None:
+        self.version = version
+        self._bases = (cpuset, memory, pids)
+
+    def group(self, label: str, box: str, owner: str) -> Group:
+        paths = [f"{base}/{PREFIX}{label}/{box}@{owner}" for base in self._bases]
+        return Group(self.version, *paths)
+
+    def reap(self, label: str | None, *, ended: str = "") -> int:
+        """Removes the boxes whose owner is gone, or is the one named `ended`; how many."""
+        boxes: set[str] = set()
+        deadline = time.monotonic() + _REMOVE_S
+        for base in dict.fromkeys(self._bases):
+            for run in list(_folders(base, PREFIX if label is None else PREFIX + label, exact=label is not None)):
+                for box in list(_folders(run, "")):
+                    owner = box.rpartition("@")[2]
+                    if (owner == ended or not owner_lives(owner)) and _remove(box, deadline):
+                        boxes.add(os.path.basename(box))
+                with contextlib.suppress(OSError):
+                    os.rmdir(run)
+        return len(boxes)
+
+
+def _folders(base: str, prefix: str, *, exact: bool = False) -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(base) as entries:
+        for entry in entries:
+            if entry.is_dir() and (entry.name == prefix if exact else entry.name.startswith(prefix)):
+                yield entry.path
+
+
+def start_time(pid: int) -> str:
+    """Clock ticks since boot at which the process started: with its pid, a name that does not repeat."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
+
+
+def owner_lives(owner: str) -> bool:
+    pid, _, started = owner.partition("-")
+    try:
+        text = _read(f"/proc/{int(pid)}/stat").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return text[19] == started and text[0] not in "ZX"
+
+
+def detect(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/self/cgroup") -> Cgroups | str:
+    """The machine's groups, or one line that says what is missing."""
+    v1, v2 = _mounted(mountinfo)
+    own = _own_groups(membership)
+    needed = ("cpuset", "memory", "pids")
+    if all(name in v1 for name in needed):
+        bases = [_below(*v1[name], own.get(name, "/")) for name in needed]
+        missing = next((b for b in bases if not os.access(b, os.W_OK)), None)
+        return f"no right to make control groups in {missing}" if missing else Cgroups(1, *bases)
+    if v2 is None:
+        return "no control groups are mounted"
+    base = _below(*v2, own.get("", "/"))
+    if not os.access(base, os.W_OK):
+        return f"no right to make control groups in {base}"
+    try:
+        absent = set(needed) - set(_read(f"{base}/cgroup.controllers").split())
+        if absent:
+            return f"{base} lacks the controllers {', '.join(sorted(absent))}"
+        if set(needed) - set(_read(f"{base}/cgroup.subtree_control").split()):
+            _write(f"{base}/cgroup.subtree_control", "+cpuset +memory +pids")
+    except OSError as e:
+        return f"cannot delegate controllers in {base}: {e.strerror} (a version 2 group that holds processes cannot)"
+    return Cgroups(2, base, base, base)
+
+
+def _mounted(mountinfo: str) -> tuple[dict[str, tuple[str, str]], tuple[str, str] | None]:
+    """Version 1 hierarchies by controller, and the version 2 tree: (mount point, its root within the hierarchy)."""
+    v1: dict[str, tuple[str, str]] = {}
+    v2: tuple[str, str] | None = None
+    for line in _read(mountinfo).splitlines():
+        left, _, right = line.partition(" - ")
+        root, point = left.split()[3:5]
+        kind, _, options = right.split()[:3]
+        if kind == "cgroup":
+            for option in options.split(","):
+                v1[option] = (point, root)
+        elif kind == "cgroup2":
+            v2 = (point, root)
+    return v1, v2
+
+
+def _own_groups(membership: str) -> dict[str, str]:
+    own: dict[str, str] = {}
+    for line in _read(membership).splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            own[name] = path
+    return own
+
+
+def _below(point: str, root: str, path: str) -> str:
+    """The directory of group `path`, where the hierarchy's `root` is mounted at `point`."""
+    if root != "/" and (path == root or path.startswith(root + "/")):
+        path = path[len(root) :]
+    directory = (point + path).rstrip("/")
+    return directory if os.path.isdir(directory) else point

@@ -1,0 +1,197 @@
+"""A box's first process. It owns the box's namespaces and a socket to the daemon, forks one worker per call, reaps.
+
+It stays outside the box's mount namespace, so that a reset can build a fresh one; workers enter it and give up their
+privileges before they touch anything that the agent controls. When the daemon goes, however it goes, the socket ends,
+the init exits, and the kernel kills whatever else is in the pid namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable
+
+from agentrl.sandbox.backends.inside import files, supervisor, wire
+
+CALL, SWEEP, RESET, CPUS = b"c", b"s", b"r", b"p"
+
+
+def _killed(exit_code: int, why: str) -> wire.Head:
+    """The answer for a command whose supervisor is gone, and its output with it."""
+    return {"exit": exit_code, "killed": why, "oom": False, "total": 0, "head": 0, "run_s": 0.0}
+
+
+_REQUEST_S = 5.0  # the daemon sends the request right behind the channel
+
+
+class Box:
+    """What the init needs of its surroundings; each backend fills it in its own way.
+
+    enter: run by a worker, takes it into the box and drops its privileges. renew: a fresh file system, called with no
+    process left; None where the backend replaces the whole box instead. move: put the box on CPUs, None where
+    commands take an affinity.
+    """
+
+    def __init__(
+        self,
+        policy: supervisor.Policy,
+        *,
+        enter: Callable[[], None],
+        renew: Callable[[], None] | None,
+        move: Callable[[list[int]], None] | None,
+    ) -> None:
+        self.policy, self.enter, self.renew, self.move = policy, enter, renew, move
+
+
+def serve(control: socket.socket, box: Box) -> None:
+    """Until the control socket ends."""
+    init = _Init(control, box)
+    while init.turn():
+        pass
+
+
+class _Init:
+    def __init__(self, control: socket.socket, box: Box) -> None:
+        self._control, self._box = control, box
+        self._workers: dict[int, socket.socket] = {}  # worker to its channel, to answer if it gets killed
+        self._wake, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._poll = select.poll()
+        for fd in (control.fileno(), self._wake):
+            self._poll.register(fd, select.POLLIN)
+
+    def turn(self) -> bool:
+        for fd, _ in self._poll.poll():
+            if fd == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+                self._reap()
+            elif not self._accept():
+                return False
+        return True
+
+    def _accept(self) -> bool:
+        try:
+            kind, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+        except ConnectionError:
+            return False
+        if not kind or not fds:
+            return False
+        channel = socket.socket(fileno=fds[0])
+        if kind == CALL:
+            self._fork_worker(channel)
+        else:
+            self._serve_here(kind, channel)
+        return True
+
+    def _fork_worker(self, channel: socket.socket) -> None:
+        try:
+            pid = os.fork()
+        except OSError as e:
+            wire.reply(channel, {"error": "fork", "errno": e.errno})
+            return
+        if pid:
+            self._workers[pid] = channel
+            return
+        try:
+            self._control.close()
+            for fd in (self._wake, self._wake_writer):
+                os.close(fd)
+            for other in self._workers.values():
+                other.close()
+            _work(channel, self._box)
+        finally:
+            os._exit(0)
+
+    def _serve_here(self, kind: bytes, channel: socket.socket) -> None:
+        try:
+            channel.settimeout(_REQUEST_S)
+            request, _ = wire.receive(channel)
+            answer: wire.Head = {}
+            if kind == SWEEP:
+                answer = {"swept": self._sweep()}
+            elif kind == RESET and self._box.renew is not None:
+                self._sweep()
+                self._box.renew()
+            elif kind == CPUS:
+                self._move(request["cpus"])
+            wire.reply(channel, answer)
+        except OSError as e:
+            wire.reply(channel, {"error": str(e), "errno": e.errno})
+        finally:
+            channel.close()
+
+    def _move(self, cpus: list[int]) -> None:
+        if self._box.move is not None:
+            self._box.move(cpus)
+            return
+        for pid in supervisor.descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(thread), cpus)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            channel = self._workers.pop(pid, None)
+            if channel is None:
+                continue
+            if os.WIFSIGNALED(status):
+                # Somebody inside killed the supervisor, and nobody can tell any more which processes are its command's.
+                kill_all()
+                wire.reply(channel, _killed(128 + os.WTERMSIG(status), "signal"))
+            channel.close()
+
+    def _sweep(self) -> int:
+        workers = set(self._workers)
+        count = sum(pid not in workers for pid in supervisor.descendants(os.getpid()))
+        for channel in self._workers.values():
+            wire.reply(channel, _killed(137, "sweep"))
+            channel.close()
+        self._workers.clear()
+        kill_all()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        return count
+
+
+def kill_all() -> None:
+    """Every other process of the pid namespace at once: no fork can slip through one kill(-1)."""
+    if os.getpid() == 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    else:
+        supervisor.kill_tree(os.getpid())
+
+
+def _work(channel: socket.socket, box: Box) -> None:
+    try:
+        channel.settimeout(_REQUEST_S)
+        request, blob = wire.receive(channel)
+        channel.settimeout(None)
+        if request.get("cpus"):
+            if box.move is not None:
+                box.move(request["cpus"])
+            else:
+                box.policy.cpus = request["cpus"]
+        box.enter()
+        if request["op"] == "exec":
+            supervisor.run(channel, request, box.policy)
+        elif request["op"] == "put":
+            wire.reply(channel, files.put(request["files"], blob))
+        elif request["op"] == "get":
+            wire.reply(channel, *files.get(request["path"], request["limit"]))
+    except OSError as e:
+        if e.errno != errno.EPIPE:
+            wire.reply(channel, {"error": str(e), "errno": e.errno})

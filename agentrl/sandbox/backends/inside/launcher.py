@@ -1,0 +1,271 @@
+"""Starts boxes. A small process of its own, pid 1 of a pid namespace that holds all its boxes: when it dies, they die.
+
+    daemon -- (exec) -- janitor -- (fork) -- launcher, pid 1 -- (fork) -- init of a box, pid 1 of the box -- workers
+
+The janitor waits outside and removes the control groups that are left when the launcher ends. The launcher ends
+when its socket to the daemon does. Without root it works in one user namespace for all, and each box gets a further
+one for its commands, which makes RLIMIT_NPROC count per box.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from agentrl.sandbox.backends.inside import cgroups, kernel, supervisor, wire
+from agentrl.sandbox.backends.inside import init as box_init
+from agentrl.sandbox.backends.inside.rootfs import Template
+
+START, KILL = b"b", b"k"
+SETTINGS = "AGENTRL_LAUNCHER"
+_REQUEST_S = 5.0
+
+
+@dataclass
+class Settings:
+    """From the daemon, once, as JSON in the environment: arguments could be read by every box, in its /proc/1."""
+
+    root: str
+    base: str
+    hide: list[str]
+    cgroups: bool
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = Settings(**json.loads(os.environ[SETTINGS]))
+    groups = cgroups.detect() if settings.cgroups else "not asked for"
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        if uid != 0:
+            kernel.unshare(kernel.CLONE_NEWUSER)
+            kernel.map_self_to_root(uid, gid)
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+    except OSError as e:
+        control.send(str(e).encode())
+        return
+    owner = f"{os.getpid()}-{cgroups.start_time(os.getpid())}"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which closes us in order
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.die_with_parent(signal.SIGKILL)
+            template = Template(settings.root, settings.base, settings.hide, "trusted" if uid == 0 else "user")
+            launcher = Launcher(control, template, None if isinstance(groups, str) else groups, owner, uid != 0)
+            control.send(b"ok")
+            launcher.serve()
+        except OSError as e:
+            control.send(str(e).encode())
+        finally:
+            os._exit(0)
+    control.close()
+    os.waitpid(pid, 0)
+    if not isinstance(groups, str):
+        groups.reap(None, ended=owner)
+
+
+class Launcher:
+    def __init__(
+        self, control: socket.socket, template: Template, groups: cgroups.Cgroups | None, owner: str, user: bool
+    ) -> None:
+        self._control, self._template, self._cgroups, self._owner, self._user = control, template, groups, owner, user
+        self._pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._boxes: dict[str, int] = {}
+        self._groups: dict[int, cgroups.Group] = {}
+        self._killing: dict[int, socket.socket] = {}
+        self._wake, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        gc.freeze()  # shared pages stay shared in every fork
+
+    def serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                    self._reap()
+                elif not self._accept():
+                    return
+
+    def _accept(self) -> bool:
+        try:
+            kind, fds, _, _ = socket.recv_fds(self._control, 16, 2)
+        except ConnectionError:
+            return False
+        if not kind:
+            return False
+        channel = socket.socket(fileno=fds[0])
+        try:
+            channel.settimeout(_REQUEST_S)
+            request, _ = wire.receive(channel)
+            if kind == START:
+                self._start(request, channel, socket.socket(fileno=fds[1]))
+            else:
+                self._kill(request["id"], channel)
+        except OSError as e:
+            wire.reply(channel, {"error": str(e), "errno": e.errno})
+        return True
+
+    def _start(self, spec: wire.Head, channel: socket.socket, control: socket.socket) -> None:
+        group = self._cgroups.group(spec["label"], spec["id"], self._owner) if self._cgroups else None
+        pid = self._fork_first()
+        if pid:
+            self._boxes[spec["id"]] = pid
+            if group:
+                self._groups[pid] = group
+            channel.close()
+            control.close()
+            return
+        try:
+            self._forget()
+            _run_box(spec, channel, control, self._template, group, self._home, self._user)
+        finally:
+            os._exit(0)
+
+    def _fork_first(self) -> int:
+        """Forks the first process of a new pid namespace; our later children go into our own again."""
+        kernel.unshare(kernel.CLONE_NEWPID)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                kernel.setns(self._pids, kernel.CLONE_NEWPID)
+        return pid
+
+    def _forget(self) -> None:
+        """In a new box: nothing of the launcher's stays open."""
+        self._control.close()
+        for fd in (self._pids, self._wake, self._wake_writer):
+            os.close(fd)
+        for channel in self._killing.values():
+            channel.close()
+
+    def _kill(self, box: str, channel: socket.socket) -> None:
+        pid = self._boxes.get(box)
+        if pid is None:
+            wire.reply(channel, {})
+            channel.close()
+            return
+        self._killing[pid] = channel
+        os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """An init is reaped only after all else in its pid namespace is gone, so its groups are empty by now."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._boxes = {box: p for box, p in self._boxes.items() if p != pid}
+            if group := self._groups.pop(pid, None):
+                group.remove()
+            if channel := self._killing.pop(pid, None):
+                wire.reply(channel, {})
+                channel.close()
+
+
+def _run_box(
+    spec: wire.Head,
+    channel: socket.socket,
+    control: socket.socket,
+    template: Template,
+    group: cgroups.Group | None,
+    home: int,
+    user: bool,
+) -> None:
+    try:
+        if group:
+            group.make(memory_bytes=(spec["memory_mb"] + spec["disk_mb"]) << 20, pids=spec["pids"], cpus=spec["cpus"])
+            group.enter()
+        box = _make_box(spec, template, group, home, user)
+    except OSError as e:
+        wire.reply(channel, {"error": str(e), "errno": e.errno})
+        return
+    wire.reply(channel, {})
+    channel.close()
+    box_init.serve(control, box)
+
+
+def _make_box(spec: wire.Head, template: Template, group: cgroups.Group | None, home: int, user: bool) -> box_init.Box:
+    kernel.unshare(kernel.CLONE_NEWUTS | (0 if spec["network"] else kernel.CLONE_NEWNET))
+    socket.sethostname("sandbox")
+    if not spec["network"]:
+        kernel.loopback_up()
+    inner_user = _inner_user_namespace() if user else None
+    mounts: list[int] = []
+
+    def renew() -> None:
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
+        try:
+            policy.shell = template.build(
+                workdir=spec["workdir"], disk_bytes=spec["disk_mb"] << 20, network=spec["network"]
+            )
+            mounts.append(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            kernel.setns(home, kernel.CLONE_NEWNS)
+        if len(mounts) > 1:
+            os.close(mounts.pop(0))  # the last reference: the old file system and its pages are freed
+
+    def enter() -> None:
+        kernel.setns(mounts[0], kernel.CLONE_NEWNS)
+        if inner_user is not None:
+            kernel.setns(inner_user, kernel.CLONE_NEWUSER)
+        for fd in (home, mounts[0], inner_user):
+            if fd is not None:
+                os.close(fd)
+        kernel.drop_privileges()
+
+    counted = group is not None
+    policy = supervisor.Policy(
+        workdir=spec["workdir"],
+        env=spec["env"],
+        oom_kills=group.oom_counter() if group else lambda: 0,
+        processes=0 if counted else spec["pids"],
+        memory_bytes=0 if counted else spec["memory_mb"] << 20,
+    )
+    renew()
+    kernel.limit_privileges()
+    kernel.close_to_inspection()
+    return box_init.Box(policy, enter=enter, renew=renew, move=group.set_cpus if group else None)
+
+
+def _inner_user_namespace() -> int:
+    """A user namespace below ours, made by a child because a process cannot come back from one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.unshare(kernel.CLONE_NEWUSER)
+            kernel.map_self_to_root(0, 0)
+            fd = os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            socket.send_fds(theirs, [b"u"], [fd])
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        data, fds, _, _ = socket.recv_fds(ours, 1, 1)
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
+    if not data or not fds:
+        raise OSError("cannot make a user namespace within a user namespace")
+    return fds[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A box's file system: a fresh copy-on-write view of the root, on its own size-limited tmpfs, in its own mount
+namespace. Nothing is ever mounted where the host can see it, so nothing can be left behind.
+
+With root `/` only the system folders of the host are shown (`_SHOWN`), and of those nothing that an ordinary user
+could not read. With any other root all of it is shown. `volatile` overlays never flush to disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+
+from agentrl.sandbox.backends.inside import kernel
+
+_SHOWN = ("usr", "etc", "opt", "var", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_EMPTY = {"root": 0o700, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "media": 0o755}
+# Below /var: what package managers need, nothing that services of the host keep there.
+_VAR = ("lib", "cache", "run", "lock")
+_VAR_LIB = (
+    *("apk", "apt", "dpkg", "dnf", "pacman", "rpm", "yum", "alternatives", "ca-certificates-java", "emacsen-common"),
+    *("fontconfig", "gems", "ghc", "man-db", "misc", "pam", "python", "sgml-base", "shells.state", "ucf", "vim"),
+    "xml-core",
+)
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi", "acpi", "sysrq-trigger")
+_PROC_READ_ONLY = ("bus", "fs", "irq", "sys")
+
+
+class Template:
+    """What all boxes of one launcher share, made once in its private mount namespace: masks and devices.
+
+    root: lower layer. base: an existing folder to mount on. hide: further host paths to mask.
+    attributes: `trusted` as real root, `user` in a user namespace (the prefix of overlay's extended attributes).
+    """
+
+    def __init__(self, root: str, base: str, hide: Sequence[str], attributes: str) -> None:
+        self.root = os.path.realpath(root)
+        self.attributes = attributes
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID, "mode=755,size=16m")
+        self.box, self.masks, self.devices = f"{base}/box", f"{base}/masks", f"{base}/dev"
+        for folder in (self.box, self.masks, self.devices):
+            os.mkdir(folder)
+        self.layers: list[str] = []  # relative to the root, each an overlay of its own; "" is the root itself
+        self.links: dict[str, str] = {}
+        if self.root == "/":
+            self._pick_layers()
+            self._mask_private(hide)
+        else:
+            self.layers.append("")
+        self._make_devices()
+
+    def _pick_layers(self) -> None:
+        """Overlays of whole folders, not of `/`: a user namespace may not clone a mount with others below it."""
+        for name in _SHOWN:
+            if os.path.islink(f"/{name}"):
+                self.links[name] = os.readlink(f"/{name}")
+            elif os.path.isdir(f"/{name}"):
+                self.layers.append(name)
+
+    def _mask_private(self, hide: Sequence[str]) -> None:
+        for path in _unreadable("/etc"):
+            self._mask(path)
+        for folder, keep in (("/var", _VAR), ("/var/lib", _VAR_LIB)):
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name not in keep and not entry.is_symlink():
+                        self._mask(entry.path)
+        for path in hide:
+            real = os.path.realpath(path)
+            if os.path.exists(real) and real.split("/")[1] in self.layers:
+                self._mask(real)
+
+    def _mask(self, path: str) -> None:
+        """Shadows a folder with an empty opaque one, a file with an empty one, below copies of its parents."""
+        inner = ""
+        for name in path.strip("/").split("/")[:-1]:
+            inner += "/" + name
+            self._copy_folder(inner)
+        here = self.masks + path
+        if os.path.isdir(path):
+            self._copy_folder(path)
+            os.setxattr(here, f"{self.attributes}.overlay.opaque", b"y")
+            if path == "/var/tmp":
+                os.chmod(here, 0o1777)
+        else:
+            os.close(os.open(here, os.O_CREAT | os.O_WRONLY, 0o644))
+
+    def _copy_folder(self, path: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.masks + path)
+            os.chmod(self.masks + path, stat.S_IMODE(os.stat(path).st_mode))
+
+    def _make_devices(self) -> None:
+        for name in _DEVICES:
+            os.close(os.open(f"{self.devices}/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
+            kernel.mount(f"/dev/{name}", f"{self.devices}/{name}", flags=kernel.MS_BIND)
+        for name in ("pts", "shm"):
+            os.mkdir(f"{self.devices}/{name}")
+        links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+        for name, target in links.items():
+            os.symlink(target, f"{self.devices}/{name}")
+
+    def build(self, *, workdir: str, disk_bytes: int, network: bool) -> str:
+        """Call in a fresh mount namespace; afterwards the process's root is the box's. Returns the shell to use."""
+        resolver = _resolver() if network else ""
+        kernel.mount("tmpfs", self.box, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _tmpfs_options(disk_bytes))
+        root = f"{self.box}/root"
+        os.mkdir(root)
+        os.mkdir(f"{self.box}/shm")
+        os.chmod(f"{self.box}/shm", 0o1777)
+        if self.layers != [""]:
+            kernel.mount(root, root, flags=kernel.MS_BIND)
+        for index, layer in enumerate(self.layers):
+            self._overlay(index, layer, f"{root}/{layer}".rstrip("/"))
+        self._fill(root)
+        self._mount_system(root)
+        os.chdir(root)
+        kernel.pivot_here()
+        if resolver:
+            self._resolve(resolver)
+        os.makedirs(workdir, exist_ok=True)
+        return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+    def _overlay(self, index: int, layer: str, target: str) -> None:
+        upper, work = f"{self.box}/u{index}", f"{self.box}/w{index}"
+        lower = f"{self.root}/{layer}".replace("//", "/") or "/"
+        os.mkdir(upper)
+        os.chmod(upper, stat.S_IMODE(os.stat(lower).st_mode))
+        os.mkdir(work)
+        os.makedirs(target, exist_ok=True)
+        mask = f"{self.masks}/{layer}"
+        if layer and os.path.isdir(mask):
+            lower = f"{mask}:{lower}"
+        options = f"lowerdir={lower},upperdir={upper},workdir={work},volatile"
+        if self.attributes == "user":
+            options += ",userxattr"
+        kernel.mount("overlay", target, "overlay", kernel.MS_NODEV, options)
+
+    def _fill(self, root: str) -> None:
+        for name, target in self.links.items():
+            os.symlink(target, f"{root}/{name}")
+        for name in ("proc", "dev", "sys"):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{root}/{name}")
+        for name, mode in _EMPTY.items():
+            if not os.path.lexists(f"{root}/{name}"):
+                os.mkdir(f"{root}/{name}")
+                os.chmod(f"{root}/{name}", mode)
+
+    def _mount_system(self, root: str) -> None:
+        quiet = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("proc", f"{root}/proc", "proc", quiet)
+        for name in _PROC_HIDDEN:
+            _hide_in_proc(f"{root}/proc/{name}", self.devices)
+        for name in _PROC_READ_ONLY:
+            path = f"{root}/proc/{name}"
+            if os.path.isdir(path):
+                kernel.mount(path, path, flags=kernel.MS_BIND)
+                kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | quiet)
+        kernel.mount(self.devices, f"{root}/dev", flags=kernel.MS_BIND | kernel.MS_REC)
+        kernel.mount(
+            "none", f"{root}/dev", flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID
+        )
+        kernel.mount(f"{self.box}/shm", f"{root}/dev/shm", flags=kernel.MS_BIND)
+        kernel.mount(
+            "devpts", f"{root}/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666"
+        )
+
+    def _resolve(self, text: str) -> None:
+        """The host's resolver, where /etc/resolv.conf is a link into a folder that the box does not see."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("/etc/resolv.conf")
+        with open("/etc/resolv.conf", "w") as f:
+            f.write(text)
+
+
+def _unreadable(folder: str) -> Iterator[str]:
+    """Entries that are not readable by everybody: keys, password hashes, credentials."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                continue
+            mode = entry.stat().st_mode
+            if entry.is_dir():
+                if mode & 0o005 != 0o005 or entry.name == "ssh":
+                    yield entry.path
+                else:
+                    yield from _unreadable(entry.path)
+            elif not mode & 0o004:
+                yield entry.path
+
+
+def _hide_in_proc(path: str, devices: str) -> None:
+    if os.path.isdir(path):
+        kernel.mount(f"{devices}/shm", path, flags=kernel.MS_BIND)  # an empty folder, of all boxes: read-only
+        kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
+    elif os.path.exists(path):
+        kernel.mount(f"{devices}/null", path, flags=kernel.MS_BIND)
+
+
+def _tmpfs_options(disk_bytes: int) -> str:
+    return f"mode=755,size={disk_bytes},nr_inodes={max(16_384, disk_bytes >> 13)}"
+
+
+def _resolver() -> str:
+    with contextlib.suppress(OSError), open("/etc/resolv.conf") as f:
+        return f.read()
+    return ""

@@ -1,0 +1,288 @@
+"""One command and all its descendants.
+
+The supervisor is forked by the box's init for one call. It is a child subreaper: a grandchild that leaves its session
+and loses its parent becomes the supervisor's child, so the command's tree is whatever descends from here. It lives on
+until the last background process of its command is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentrl.sandbox.backends.inside import kernel, wire
+
+_DRAIN_S = 0.1  # for output still in flight after the command ended, where a background child holds the pipe
+_KILL_S = 5.0  # for killed processes to be gone; longer means stuck in the kernel
+_SAMPLE_S = 0.25
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass
+class Policy:
+    """How the box's limits reach one command. memory_bytes and disk_bytes are 0 where the kernel enforces them."""
+
+    workdir: str
+    env: dict[str, str]
+    oom_kills: Callable[[], int]
+    shell: str = "/bin/sh"
+    processes: int = 0  # RLIMIT_NPROC, counted in the box's own user namespace; 0: a control group counts
+    memory_bytes: int = 0  # RLIMIT_DATA of each process, and sampled for all together
+    disk_bytes: int = 0  # sampled
+    cpus: list[int] = field(default_factory=list)  # affinity, where there is no cpuset
+
+
+class Output:
+    """The first and last bytes of a stream, half of `limit` each; never more in memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.total = 0
+        self._head, self._tail = bytearray(), bytearray()
+        self._front, self._back = limit - limit // 2, limit // 2
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        room = self._front - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        if chunk:
+            self._tail += chunk
+            if len(self._tail) > self._back:
+                del self._tail[: len(self._tail) - self._back]
+
+    @property
+    def parts(self) -> tuple[bytes, bytes]:
+        return bytes(self._head), bytes(self._tail)
+
+
+def run(channel: socket.socket, request: wire.Head, policy: Policy) -> None:
+    """Runs the command, replies, stays until its background processes are gone."""
+    kernel.adopt_orphans()
+    wake = _wake_on_child()
+    before = policy.oom_kills()
+    began = time.monotonic()
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    child = _spawn(request, policy, writer)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    run_ = _Run(channel, child, reader, wake, Output(request["output_bytes"]), policy)
+    run_.watch(began + request["timeout_s"])
+    head, tail = run_.output.parts
+    wire.reply(
+        channel,
+        {
+            "exit": run_.exit_code,
+            "killed": run_.killed,
+            "oom": run_.oom or policy.oom_kills() > before,
+            "total": run_.output.total,
+            "head": len(head),
+            "run_s": time.monotonic() - began,
+        },
+        head + tail,
+    )
+    channel.close()
+    run_.linger()
+
+
+class _Run:
+    def __init__(
+        self, channel: socket.socket, child: int, reader: int, wake: int, output: Output, policy: Policy
+    ) -> None:
+        self.exit_code: int | None = None
+        self.killed = ""  # timeout | cancel | memory | disk
+        self.oom = False
+        self.output = output
+        self._child, self._reader, self._wake, self._policy = child, reader, wake, policy
+        self._open = True
+        self._poll = select.poll()
+        self._channel = channel.fileno()
+        for fd in (reader, wake, self._channel):
+            self._poll.register(fd, select.POLLIN)
+
+    def watch(self, deadline: float) -> None:
+        sampled = bool(self._policy.memory_bytes or self._policy.disk_bytes)
+        while self.exit_code is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._end("timeout")
+                return
+            ready = dict(self._poll.poll(1000 * (min(left, _SAMPLE_S) if sampled else left)))
+            if self._channel in ready:  # the caller sends nothing more: this is its hang-up
+                self._end("cancel")
+                return
+            self._service(ready)
+            if sampled and (over := self._over_limit()):
+                self.oom = over == "memory"
+                self._end(over)
+                return
+        self._drain(time.monotonic() + _DRAIN_S)
+
+    def _service(self, ready: dict[int, int]) -> None:
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+            self._reap()
+        if self._reader in ready:
+            self._read()
+
+    def _read(self) -> bool:
+        """Whether something was read."""
+        try:
+            chunk = os.read(self._reader, 1 << 16)
+        except BlockingIOError:
+            return False
+        if chunk:
+            self.output.add(chunk)
+            return True
+        self._poll.unregister(self._reader)
+        os.close(self._reader)
+        self._open = False
+        return False
+
+    def _drain(self, deadline: float) -> None:
+        """What the command wrote is in the pipe by now; only background children can still add to it."""
+        while self._open and (left := deadline - time.monotonic()) > 0:
+            if not self._read() and self._open:
+                self._service(dict(self._poll.poll(1000 * left)))
+
+    def _reap(self) -> bool:
+        """Whether children remain."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._child:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+
+    def _end(self, why: str) -> None:
+        self.killed = why
+        kill_tree(os.getpid())
+        deadline = time.monotonic() + _KILL_S
+        while self._reap() and (left := deadline - time.monotonic()) > 0:
+            self._service(dict(self._poll.poll(1000 * left)))
+        self.exit_code = None
+        self._drain(time.monotonic() + _DRAIN_S)
+
+    def _over_limit(self) -> str:
+        if self._policy.memory_bytes and _resident(os.getpid()) > self._policy.memory_bytes:
+            return "memory"
+        if self._policy.disk_bytes:
+            usage = os.statvfs("/")
+            if (usage.f_blocks - usage.f_bfree) * usage.f_frsize > self._policy.disk_bytes:
+                return "disk"
+        return ""
+
+    def linger(self) -> None:
+        """Background children keep a reader for their output, or the first line they print would kill them."""
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self._channel)
+        while self._reap():
+            self._service(dict(self._poll.poll()))
+            self.output = Output(0)
+
+
+def _wake_on_child() -> int:
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
+def _spawn(request: wire.Head, policy: Policy, output: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _become(request, policy, output)
+    except BaseException as e:
+        os.write(output, f"sandbox: cannot start the command: {e}\n".encode())
+    os._exit(126)
+
+
+def _become(request: wire.Head, policy: Policy, output: int) -> None:
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDONLY)
+    for fd, number in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(fd, number)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.chdir(request["cwd"] or policy.workdir)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), min(4096, hard)))
+    if policy.processes:
+        resource.setrlimit(resource.RLIMIT_NPROC, (policy.processes, policy.processes))
+    if policy.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (policy.memory_bytes, policy.memory_bytes))
+    else:  # the kernel shall take the command before its supervisor or the init
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")
+    if policy.cpus:
+        os.sched_setaffinity(0, policy.cpus)
+    env = {"PATH": _PATH, "HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb"}
+    env |= policy.env | request["env"]
+    os.execve(policy.shell, [policy.shell, "-c", request["command"]], env)
+
+
+def _parents() -> dict[int, tuple[int, str]]:
+    """Every visible process: its parent and its state letter."""
+    found: dict[int, tuple[int, str]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as f:
+                state, parent = f.read().rpartition(")")[2].split()[:2]
+                found[int(name)] = (int(parent), state)
+    return found
+
+
+def descendants(root: int) -> dict[int, str]:
+    """Living processes below `root`, with their state letters."""
+    parents = _parents()
+    below: dict[int, bool] = {root: True}
+
+    def is_below(pid: int) -> bool:
+        if pid not in below:
+            below[pid] = False  # a cycle cannot happen, a race can
+            below[pid] = pid in parents and is_below(parents[pid][0])
+        return below[pid]
+
+    return {pid: state for pid, (_, state) in parents.items() if pid != root and state not in "ZX" and is_below(pid)}
+
+
+def kill_tree(root: int) -> int:
+    """SIGKILL to everything below `root`; how many. First all are stopped, until a look finds no new one: stopped
+    processes free no place under the process limit, so not even a fork bomb can keep ahead."""
+    deadline = time.monotonic() + _KILL_S
+    while (
+        moving := [p for p, state in descendants(root).items() if state not in "TtD"]
+    ) and time.monotonic() < deadline:
+        _signal(moving, signal.SIGSTOP)
+    doomed = list(descendants(root))
+    _signal(doomed, signal.SIGKILL)
+    return len(doomed)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _resident(root: int) -> int:
+    """Bytes of private memory held by everything below `root`."""
+    pages = 0
+    for pid in descendants(root):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as f:
+            _, resident, shared = f.read().split()[:3]
+            pages += int(resident) - int(shared)
+    return pages * os.sysconf("SC_PAGE_SIZE")

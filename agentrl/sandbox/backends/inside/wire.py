@@ -1,0 +1,47 @@
+"""One call is one socket pair: a request frame, a reply frame, closed. The far end's hang-up cancels the call.
+
+A frame is two little-endian u32 (length of the JSON head, length of the blob), the head, the blob.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+HEADER = struct.Struct("<II")
+Head = dict[str, Any]
+
+
+def pack(head: Head, blob: bytes = b"") -> bytes:
+    text = json.dumps(head).encode()
+    return HEADER.pack(len(text), len(blob)) + text + blob
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        chunk = channel.recv(min(count - len(data), 1 << 20))
+        if not chunk:
+            raise ConnectionError("the caller hung up within a frame")
+        data += chunk
+    return bytes(data)
+
+
+def receive(channel: socket.socket) -> tuple[Head, bytes]:
+    head, blob = HEADER.unpack(_exactly(channel, HEADER.size))
+    return parse(_exactly(channel, head)), _exactly(channel, blob)
+
+
+def reply(channel: socket.socket, head: Head, blob: bytes = b"") -> None:
+    """A caller that has gone away is no error: its call was cancelled."""
+    try:
+        channel.sendall(pack(head, blob))
+    except OSError:
+        channel.close()
+
+
+def parse(text: bytes) -> Head:
+    head: Head = json.loads(text)
+    return head

@@ -1,0 +1,159 @@
+"""Boxes made of Linux namespaces, by our own launcher: the default. See docs/decisions/0011-namespace-sandboxes.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import agentrl
+from agentrl.errors import DeadlineError, InfraError, UnavailableError
+from agentrl.sandbox.backends.base import Box, BoxSpec
+from agentrl.sandbox.backends.channel import ChannelBox, call
+from agentrl.sandbox.backends.inside import cgroups, launcher
+
+_START_S = 30.0
+_PACKAGE = Path(agentrl.__file__).resolve().parents[1]
+
+
+class NamespaceBackend:
+    """root: lower layer of the boxes' file system. hide: further host paths masked. A launcher process starts with the
+    first box and again where it died; `aclose` ends it with all its boxes."""
+
+    name = "namespace"
+
+    def __init__(self, *, root: str, state_dir: str, hide: Sequence[str] = ()) -> None:
+        self._root = root
+        self._base = Path(state_dir) / "namespace"
+        self._hide = [str(_PACKAGE), str(Path(state_dir).resolve()), *hide]
+        self._groups = cgroups.detect()
+        self._launcher: _Launcher | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def isolation(self) -> str:
+        user = "real root with few capabilities" if os.getuid() == 0 else "one user in a user namespace"
+        if isinstance(self._groups, str):
+            limits = (
+                "processes by RLIMIT_NPROC; memory by RLIMIT_DATA per process and a 0.25 s sampler for the box; "
+                f"CPUs by affinity, which a command can undo ({self._groups})"
+            )
+        else:
+            limits = f"memory, processes and CPUs by cgroups v{self._groups.version}"
+        return (
+            f"own mount, pid, net, ipc and uts namespaces, {user}; {limits}; files on a sized tmpfs; "
+            "the kernel is shared with the host"
+        )
+
+    async def probe(self) -> None:
+        """Starts the launcher and one box, so what works here is known, not guessed."""
+        if os.getuid() == 0 and isinstance(self._groups, str):
+            raise UnavailableError(
+                f"sandbox backend namespace: as root, limits need control groups: {self._groups}",
+                hint="Mount cgroups writable, or run as an ordinary user, where rlimits of a user namespace hold.",
+            )
+        await self._running()
+
+    async def start(self, spec: BoxSpec) -> Box:
+        running = await self._running()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        head = {
+            "id": spec.id,
+            "label": spec.label,
+            "memory_mb": spec.limits.memory_mb,
+            "disk_mb": spec.limits.disk_mb,
+            "pids": spec.limits.pids,
+            "network": spec.limits.network,
+            "workdir": spec.workdir,
+            "env": spec.env,
+            "cpus": spec.cpus,
+        }
+        box = NamespaceBox(spec, mine, running)
+        try:
+            with theirs:
+                reply, _ = await call(running.control, launcher.START, head, deadline_s=_START_S, fds=[theirs.fileno()])
+            if "error" in reply:
+                raise InfraError(f"box {spec.id} does not start: {reply['error']}")
+        except BaseException as e:
+            await asyncio.shield(box.kill())
+            if isinstance(e, ConnectionError):
+                raise UnavailableError(f"the sandbox launcher is gone: {e}", hint="Start the daemon again.") from e
+            raise
+        return box
+
+    async def _running(self) -> _Launcher:
+        async with self._starting:
+            if self._launcher is None or self._launcher.process.returncode is not None:
+                self._launcher = await _launch(
+                    launcher.Settings(
+                        root=self._root, base=str(self._base), hide=self._hide,
+                        cgroups=not isinstance(self._groups, str),
+                    )
+                )  # fmt: skip
+            return self._launcher
+
+    async def reap(self, label: str | None = None) -> int:
+        if isinstance(self._groups, str):
+            return 0  # without control groups a dead launcher leaves nothing: mounts and processes died with it
+        return await asyncio.to_thread(self._groups.reap, label)
+
+    async def aclose(self) -> None:
+        if self._launcher is not None:
+            running, self._launcher = self._launcher, None
+            running.control.close()
+            await running.process.wait()
+
+
+class _Launcher:
+    def __init__(self, control: socket.socket, process: asyncio.subprocess.Process) -> None:
+        self.control, self.process = control, process
+
+
+async def _launch(settings: launcher.Settings) -> _Launcher:
+    await asyncio.to_thread(os.makedirs, settings.base, exist_ok=True)
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine.setblocking(False)
+    code = (
+        "import os, sys; sys.path.insert(0, os.environ['AGENTRL_PACKAGE']); "
+        "from agentrl.sandbox.backends.inside.launcher import main; main()"
+    )
+    env = {"AGENTRL_PACKAGE": str(_PACKAGE), launcher.SETTINGS: json.dumps(vars(settings))}
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", code, str(theirs.fileno()), env=env,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()], start_new_session=True, cwd="/",
+        )  # fmt: skip
+    try:
+        async with asyncio.timeout(_START_S):
+            answer = await asyncio.get_running_loop().sock_recv(mine, 4096)
+    except TimeoutError:
+        process.kill()
+        raise DeadlineError(f"the sandbox launcher said nothing for {_START_S:.0f} s") from None
+    if answer != b"ok":
+        mine.close()
+        await process.wait()
+        raise UnavailableError(
+            f"sandbox backend namespace: {answer.decode() or 'the launcher ended at once'}",
+            hint="Allow user namespaces (kernel.unprivileged_userns_clone, AppArmor), run as root, or use bubblewrap.",
+        )
+    return _Launcher(mine, process)
+
+
+class NamespaceBox(ChannelBox):
+    def __init__(self, spec: BoxSpec, control: socket.socket, running: _Launcher) -> None:
+        super().__init__(spec, control)
+        self._launcher = running
+
+    async def kill(self) -> None:
+        if self._dead:
+            return
+        self._closed()
+        try:
+            await call(self._launcher.control, launcher.KILL, {"id": self.id}, deadline_s=_START_S)
+        except (ConnectionError, OSError):
+            await self._launcher.process.wait()  # all its boxes died with it
