@@ -56,6 +56,9 @@ class Session:
     def version(self) -> Version:
         return self._learner.version
 
+    def close(self) -> None:
+        self._checkpoints.close()
+
     def answer(self, batch: Batch) -> StepReport | None:
         """The report of this very batch, where it was the last one trained."""
         if self.last is not None and self.last.report.batch == batch.id and self.last.digest == digest(batch):
