@@ -18,8 +18,8 @@ _IDLE_ABORTS = 8  # in a row, without a token
 
 @dataclass(kw_only=True)
 class Generation:
-    """The reply and how it came about. Prompt, cached and reusable tokens are those of the first call that was answered;
-    times add up over all calls that were."""
+    """The reply and how it came about. Prompt, cached and reusable tokens are those of the first call that was
+    answered; times add up over all calls that were."""
 
     place: Place
     began_s: float

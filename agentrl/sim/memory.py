@@ -1,5 +1,5 @@
-"""Small honest stand-ins for what keeps state: sandboxes, their verifier and the journal, in memory. They keep the ports'
-promises (idempotent requests, durable before acknowledged, closed means gone). For tests and examples."""
+"""Small honest stand-ins for what keeps state: sandboxes, their verifier and the journal, in memory. They keep the
+ports' promises (idempotent requests, durable before acknowledged, closed means gone). For tests and examples."""
 
 from __future__ import annotations
 

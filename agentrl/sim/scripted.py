@@ -1,5 +1,5 @@
-"""Small honest stand-ins for what talks: an engine that answers from a script, a placement moved by hand, a template over
-bytes. They keep the ports' promises and fail, when told to, as the real ones do. For tests and examples."""
+"""Small honest stand-ins for what talks: an engine that answers from a script, a placement moved by hand, a template
+over bytes. They keep the ports' promises and fail, when told to, as the real ones do. For tests and examples."""
 
 from __future__ import annotations
 

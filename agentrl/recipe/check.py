@@ -1,0 +1,162 @@
+"""Rules that relate several keys of a recipe. `load` refuses what cannot work; `plan` shows all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentrl.recipe.schema import Recipe, Section
+
+
+class Problem(Section):
+    """fatal: the run could not work. Otherwise it works worse than its author may think."""
+
+    where: str  # TOML path
+    message: str
+    hint: str
+    fatal: bool = False
+
+
+def check(recipe: Recipe) -> list[Problem]:
+    """What is wrong or doubtful about the recipe as a whole, fatal first."""
+    return sorted(_problems(recipe), key=lambda problem: not problem.fatal)
+
+
+def _problems(recipe: Recipe) -> Iterator[Problem]:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", recipe.name):
+        yield Problem(
+            where="name",
+            message=f"{recipe.name!r} cannot name a folder",
+            hint="use letters, digits, dots, dashes and underscores",
+            fatal=True,
+        )
+    yield from _batch(recipe)
+    yield from _window(recipe)
+    yield from _lengths(recipe)
+    yield from _engines(recipe)
+    yield from _times(recipe)
+    if recipe.tasks.source == "harbor" and not recipe.tasks.path:
+        yield Problem(
+            where="tasks.path",
+            message="empty, but the source is harbor",
+            hint="name the folder that holds the task folders",
+            fatal=True,
+        )
+    if recipe.tasks.source != "chores" and recipe.tasks.kinds:
+        yield Problem(where="tasks.kinds", message="only chores have kinds", hint="leave it out", fatal=True)
+
+
+def _batch(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.batch.siblings == 1:
+        yield Problem(
+            where="batch.siblings",
+            message=f"1 sibling has no advantage over its group ({recipe.train.advantage}): every gradient would be 0",
+            hint="give a group at least 2 siblings",
+            fatal=True,
+        )
+    longest = recipe.model.context_tokens
+    if recipe.train.micro_tokens < longest:
+        yield Problem(
+            where="train.micro_tokens",
+            message=f"{recipe.train.micro_tokens} cannot hold one trajectory of {longest} tokens",
+            hint="raise it to at least model.context_tokens",
+            fatal=True,
+        )
+
+
+def _window(recipe: Recipe) -> Iterator[Problem]:
+    window, batch, K = recipe.window_groups, recipe.batch.groups, recipe.freshness.K
+    if window < batch:
+        yield Problem(
+            where="window.groups",
+            message=f"{window} open groups can never fill a batch of {batch}",
+            hint=f"set it to 0 (twice the batch) or to at least {batch}",
+            fatal=True,
+        )
+        return
+    if window == batch:
+        yield Problem(
+            where="window.groups",
+            message="no surplus over the batch: each step waits for its slowest group",
+            hint=f"twice the batch ({2 * batch}) lets the fast groups go first",
+        )
+    # a group sees W/B new versions on average while in flight; twice that leaves room for the slow ones
+    wanted = -(-2 * window // batch)
+    if wanted > K:
+        yield Problem(
+            where="freshness.K",
+            message=f"{K} with {window} open groups and batches of {batch}: long conversations may go stale",
+            hint=f"K of at least 2 W/B = {wanted}, or a smaller window",
+        )
+    started = batch * (recipe.batch.siblings + recipe.batch.spare)
+    if recipe.window_attempts < started:
+        yield Problem(
+            where="window.attempts",
+            message=f"{recipe.window_attempts} conversations at once, one batch needs {started}",
+            hint="raise window.attempts, engines.slots or engines.count",
+        )
+
+
+def _lengths(recipe: Recipe) -> Iterator[Problem]:
+    context, reply = recipe.model.context_tokens, recipe.rollout.max_new_tokens
+    if reply >= context:
+        yield Problem(
+            where="rollout.max_new_tokens",
+            message=f"one reply of {reply} tokens leaves no room for a prompt in {context} (model.context_tokens)",
+            hint="lower it, or raise model.context_tokens",
+            fatal=True,
+        )
+    elif reply * recipe.rollout.max_turns > context:
+        yield Problem(
+            where="rollout.max_turns",
+            message=f"{recipe.rollout.max_turns} turns of {reply} tokens do not fit the context of {context}",
+            hint="conversations may end as context_full; raise model.context_tokens or lower one of the two",
+        )
+
+
+def _engines(recipe: Recipe) -> Iterator[Problem]:
+    engines = recipe.engines
+    if engines.kv_tokens < recipe.model.context_tokens:
+        yield Problem(
+            where="engines.kv_tokens",
+            message=f"{engines.kv_tokens} cannot hold one conversation of {recipe.model.context_tokens} tokens",
+            hint="raise it to slots * model.context_tokens",
+            fatal=True,
+        )
+    elif engines.kv_tokens < engines.slots * recipe.model.context_tokens:
+        yield Problem(
+            where="engines.kv_tokens",
+            message=f"{engines.kv_tokens} may not hold {engines.slots} slots of {recipe.model.context_tokens} tokens",
+            hint="engines will evict histories; raise kv_tokens or lower slots",
+        )
+    if engines.attach and len(engines.attach) != engines.count:
+        yield Problem(
+            where="engines.attach",
+            message=f"{len(engines.attach)} URLs for engines.count = {engines.count}",
+            hint="list one URL for each engine",
+            fatal=True,
+        )
+    if recipe.publish.max_unavailable >= engines.count > 1 and recipe.publish.order == "rolling":
+        yield Problem(
+            where="publish.max_unavailable",
+            message="all engines may swap at once: nothing is generated meanwhile",
+            hint=f"at most {engines.count - 1} of {engines.count}",
+        )
+
+
+def _times(recipe: Recipe) -> Iterator[Problem]:
+    attempt = recipe.schedule.attempt_timeout_s
+    if recipe.sandbox.lease_s < recipe.engines.request_timeout_s:
+        yield Problem(
+            where="sandbox.lease_s",
+            message=f"a sandbox unused for {recipe.sandbox.lease_s:g} s is reaped, one reply may take "
+            f"{recipe.engines.request_timeout_s:g} s",
+            hint="make it longer than engines.request_timeout_s",
+            fatal=True,
+        )
+    if attempt < recipe.engines.request_timeout_s:
+        yield Problem(
+            where="schedule.attempt_timeout_s",
+            message=f"an attempt of {attempt:g} s ends before one reply may ({recipe.engines.request_timeout_s:g} s)",
+            hint="make it longer than engines.request_timeout_s",
+        )
