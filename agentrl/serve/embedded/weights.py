@@ -150,7 +150,7 @@ class _Reader:
             except (SafetensorError, OSError) as exc:
                 raise DataError(f"{file}: {exc}", hint="The file is damaged; publish this version again.") from exc
         self.checksums = {
-            name: hashlib.sha256(memoryview(tensor.contiguous().view(torch.uint8).numpy())).hexdigest()
+            name: hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
             for name, tensor in self.tensors.items()
         }
 

@@ -1,0 +1,264 @@
+"""The engine client: SGLang's native HTTP API, and the embedded engine's, which is the same.
+
+Every call ends by its deadline. A call is sent at most once: only a connection that was refused before anything was
+sent is tried again. Who cancels a generation or runs out of time has it aborted on the engine too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from agentrl.errors import AgentRLError, DataError, DeadlineError, EngineLost
+from agentrl.records import EngineInfo, LoadReport, RankLoad, Reply, Sampling, Version
+from agentrl.serve import staging, wire
+
+T = TypeVar("T")
+
+ABORT_S = 2.0  # how long a cancelled caller waits for the abort to be taken
+REFUSED_RETRY_S = (0.05, 0.2, 0.5)
+
+
+class SGLangEngine:
+    """`ports.Engine` over HTTP. One per engine process; `aclose` ends its connections.
+
+    request_timeout_s and admin_timeout_s cap what a caller's own deadline allows for a generation and for each step of
+    a pause, load or continue.
+    """
+
+    def __init__(
+        self, name: str, url: str, token: str, *, request_timeout_s: float = 120.0, admin_timeout_s: float = 60.0
+    ) -> None:
+        self._name = name
+        self._url = url.rstrip("/")
+        self._token = token
+        self._request_timeout_s = request_timeout_s
+        self._admin_timeout_s = admin_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._version: Version | None = None  # what the engine last proved, or was last told, to hold
+        self._embedded = False
+        self._vocab: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    # --- what it is and how it does ---
+
+    async def info(self, *, deadline_s: float) -> EngineInfo:
+        known, end = self._version, time.monotonic() + deadline_s
+        server = await self.server_info(deadline_s=deadline_s)
+        model = await self._get("/model_info", wire.ModelInfo, end - time.monotonic())
+        found = self._sane(lambda: wire.info(server, model))
+        self._embedded, self._vocab = server.embedded, server.vocab_size
+        if self._version == known:  # else a swap ended meanwhile and knows better
+            self._version = found.version
+        return found
+
+    async def server_info(self, *, deadline_s: float) -> wire.ServerInfo:
+        """For whoever started the process and wants to know that it is the one that answers."""
+        return await self._get("/server_info", wire.ServerInfo, deadline_s)
+
+    async def ready(self, *, deadline_s: float) -> bool:
+        status, _ = await self._send("GET", "/ready", None, deadline_s)
+        return status == 200
+
+    async def loads(self, *, deadline_s: float) -> list[RankLoad]:
+        raw = await self._ok("GET", "/v1/loads?include=core", None, deadline_s)
+        return self._sane(lambda: wire.loads(raw))
+
+    async def generated_tokens(self, *, deadline_s: float) -> int:
+        raw = await self._ok("GET", "/metrics", None, deadline_s)
+        return self._sane(lambda: wire.generated_tokens(raw))
+
+    # --- generation ---
+
+    async def generate(
+        self, rid: str, tokens: Sequence[int], sampling: Sampling, *, rank: int, deadline_s: float
+    ) -> Reply:
+        limit_s = min(deadline_s, self._request_timeout_s)
+        started = time.monotonic()
+        if self._version is None:
+            await self.info(deadline_s=limit_s)
+        body = {
+            "rid": rid,
+            "input_ids": list(tokens),
+            "sampling_params": {
+                "max_new_tokens": sampling.max_new_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "stop_token_ids": list(sampling.stop_token_ids),
+                "ignore_eos": True,  # stop_token_ids say it all
+                "no_stop_trim": True,
+                "skip_special_tokens": False,
+            },
+            "return_logprob": True,
+            "stream": False,
+            "routed_dp_rank": rank,
+            # history computed by other weights is never reused: the version names the cache's namespace
+            "extra_key": str(self._version),
+        }
+        try:
+            raw = await self._ok("POST", "/generate", body, limit_s - (time.monotonic() - started))
+        except (asyncio.CancelledError, DeadlineError):
+            await _finish(self._abort_quietly(rid))
+            raise
+        return self._sane(lambda: wire.reply(raw, rid, tokens, sampling, rank, self._vocab))
+
+    async def abort(self, rid: str, *, deadline_s: float) -> None:
+        await self._ok("POST", "/abort_request", {"rid": rid}, deadline_s)
+
+    async def _abort_quietly(self, rid: str) -> None:
+        """Best effort: an engine that cannot be reached has lost the request, and one that is closed drops it."""
+        try:
+            await self.abort(rid, deadline_s=ABORT_S)
+        except (EngineLost, DeadlineError):
+            return
+
+    # --- pause and weights ---
+
+    async def pause(self, *, deadline_s: float) -> None:
+        await self._ok("POST", "/pause_generation", {"mode": "in_place"}, min(deadline_s, self._admin_timeout_s))
+
+    async def resume(self, *, deadline_s: float) -> None:
+        await self._ok("POST", "/continue_generation", {}, min(deadline_s, self._admin_timeout_s))
+
+    async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.to_thread(staging.verify, path, version)
+        except TimeoutError as exc:
+            raise DeadlineError(f"{path}: not read within {deadline_s:.1f} s", hint="Is the disk slow?") from exc
+        if self._embedded:
+            left_s = deadline_s - (time.monotonic() - started)
+            await self._load("/stage_weights", {"model_path": path}, left_s)
+        return time.monotonic() - started
+
+    async def swap(self, path: str, version: Version, *, deadline_s: float) -> LoadReport:
+        end = time.monotonic() + deadline_s
+        # a cancelled swap must still not leave the engine paused
+        pause_s = await _finish(self._swap_paused(path, version, end))
+        left_s = end - time.monotonic()
+        found = await self.info(deadline_s=left_s)
+        if found.version != version:
+            raise self._lost(f"holds version {found.version} after version {version} was loaded")
+        checksum = await self._post("/weights_checker", {"action": "checksum"}, wire.Checksum, left_s)
+        return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, checksum=checksum.per_engine_checksum or "")
+
+    async def _swap_paused(self, path: str, version: Version, end: float) -> float:
+        """Pause, load, continue; seconds between the first and the last. Continues whatever the load does."""
+        began = time.monotonic()
+        try:
+            await self.pause(deadline_s=end - began)
+            body = {"model_path": path, "flush_cache": False, "weight_version": str(version)}
+            await self._load("/update_weights_from_disk", body, end - time.monotonic())
+            self._version = version
+        finally:
+            # its own time: a load that took all of the deadline is no reason to stay paused
+            await self.resume(deadline_s=self._admin_timeout_s)
+        return time.monotonic() - began
+
+    async def _load(self, path: str, body: dict[str, Any], deadline_s: float) -> None:
+        """A 400 here means that the folder was refused and the old weights serve on."""
+        status, raw = await self._send("POST", path, body, min(deadline_s, self._admin_timeout_s))
+        if status == 400:
+            raise DataError(
+                f"engine {self._name} at {self._url} refused {body['model_path']}: {wire.error_message(raw)}",
+                hint="It still serves the version before; publish this one again.",
+            )
+        self._check(status, raw, path)
+        self._sane(lambda: wire.decode(raw, wire.Update))
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # --- HTTP ---
+
+    async def _get(self, path: str, kind: type[wire.B], deadline_s: float) -> wire.B:
+        raw = await self._ok("GET", path, None, deadline_s)
+        return self._sane(lambda: wire.decode(raw, kind))
+
+    async def _post(self, path: str, body: dict[str, Any], kind: type[wire.B], deadline_s: float) -> wire.B:
+        raw = await self._ok("POST", path, body, deadline_s)
+        return self._sane(lambda: wire.decode(raw, kind))
+
+    async def _ok(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> bytes:
+        status, raw = await self._send(method, path, body, deadline_s)
+        self._check(status, raw, path)
+        return raw
+
+    def _check(self, status: int, raw: bytes, path: str) -> None:
+        if status == 200:
+            return
+        said = f"{path} answered {status}: {wire.error_message(raw)}"
+        if status == 400:  # it works and refuses: asking again would not help
+            raise AgentRLError(f"engine {self._name} at {self._url}: {said}", hint="This is a bug in the caller.")
+        raise self._lost(said)
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> tuple[int, bytes]:
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._connect_and_send(method, path, data)
+        except TimeoutError as exc:
+            raise DeadlineError(
+                f"engine {self._name} at {self._url}: {path} did not answer within {deadline_s:.1f} s",
+                hint="See the engine's log.",
+            ) from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise self._lost(f"{path}: {exc or type(exc).__name__}") from exc
+
+    async def _connect_and_send(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=None),
+                # uvicorn closes idle connections after 5 s; reusing one at that moment would lose the call
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+            )
+        for pause_s in (*REFUSED_RETRY_S, None):
+            try:
+                async with self._session.request(method, self._url + path, data=data) as response:
+                    return response.status, await response.read()
+            except aiohttp.ClientConnectorError:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    def _sane(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except wire.Nonsense as exc:
+            raise self._lost(f"answered nonsense: {exc}") from exc
+
+    def _lost(self, what: str) -> EngineLost:
+        return EngineLost(f"engine {self._name} at {self._url}: {what}", hint="See the engine's log.")
+
+
+async def _finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end even if the caller is cancelled meanwhile; then the cancellation goes on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen; the cancellation is the news
+        raise cancelled
+    return task.result()
