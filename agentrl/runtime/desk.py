@@ -56,6 +56,10 @@ class TrainerDesk:
         self._closed = False
         self.renewed = 0  # leases renewed so far: the sign of life of a long step
 
+    def expect(self, version: Version) -> None:
+        """The version that a resumed run trains from; before the first claim."""
+        self._expected = version
+
     # --- the driver's side ------------------------------------------------------------------------------------------
 
     async def wait_ready(self) -> Version:

@@ -53,6 +53,7 @@ class Telemetry(Listener):
         in_flight: str,
         shown: Callable[[dict[str, Any]], None] = lambda step: None,
     ) -> None:
+        self.stream: Callable[[float, news.Event, Sequence[orders.Command]], None] | None = None
         self._folder = folder
         self._head = head
         self._clock = clock
@@ -127,6 +128,8 @@ class Telemetry(Listener):
                 break
 
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
+        if self.stream is not None:
+            self.stream(now, event, commands)
         if core.trainer == "ready" and self._ready_at is None:
             self._ready_at = now
         for order in commands:

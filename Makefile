@@ -1,0 +1,39 @@
+# Every target is one line; `make help` lists them.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-all test-sglang lint fmt types laws docs bench clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/ready ## .venv with everything for one machine (GPU hosts: make setup TORCH='torch --index-url URL')
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("agentrl needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)' && $(PYTHON) -m venv .venv && $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q $(TORCH)
+	@$(BIN)/pip install -q -e '.[dev]' && touch .venv/ready
+
+demo: setup ## the whole loop on this machine: engines, sandboxes, training, publication
+	$(BIN)/agentrl run recipes/local.toml
+
+test: setup ## everything that runs on any Linux machine
+	$(BIN)/python -m pytest -q -m 'not sglang and not slow'
+
+test-sglang: setup ## the engine contract against real SGLang on the CPU, in its own environment
+	$(BIN)/python tests/live/sglang/setup.py && AGENTRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest -q -m sglang
+
+lint: setup ## style
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+fmt: setup ## put the style right
+	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
+
+types: setup ## strict types
+	$(BIN)/mypy
+
+laws: setup ## a long seeded sweep of the scheduler's laws
+	$(BIN)/python -m pytest -q tests/laws
+
+clean: ## remove what was made
+	rm -rf .venv .venv-sglang build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,344 @@
+"""Builds one run out of concrete parts. The only module that knows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import agentrl
+from agentrl import ports
+from agentrl.errors import UserError
+from agentrl.hosts.local import LocalHost
+from agentrl.journal.store import SqliteJournal
+from agentrl.publish.store import DiskWeightStore
+from agentrl.recipe import load
+from agentrl.recipe.schema import Recipe
+from agentrl.records import AttemptId, EngineInfo, GroupId, Sampling, Task, TaskId, Version
+from agentrl.rollout.order import Order
+from agentrl.rollout.template import ChatTemplate
+from agentrl.runtime.api import Face
+from agentrl.runtime.collector import Collector
+from agentrl.runtime.desk import TrainerDesk
+from agentrl.runtime.effects import World, order_maker
+from agentrl.runtime.loop import Driver, Service
+from agentrl.runtime.supervisor import EngineKeeper, keep_host, keep_trainer
+from agentrl.runtime.telemetry import Telemetry
+from agentrl.sandbox.launch import start_daemon
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
+from agentrl.scheduler.policy import Policy
+from agentrl.serve.launch import start_engine
+from agentrl.serve.sglang import SGLangEngine
+from agentrl.tasks.chores import ChoresSource
+from agentrl.tasks.harbor import HarborSource
+from agentrl.tasks.verifier import HarborVerifier
+from agentrl.train.launch import start_trainer
+
+log = logging.getLogger("agentrl.wiring")
+
+_EPOCHS_PER_PROCESS = 1_000
+
+
+def model_path(recipe: Recipe) -> Path:
+    """The initial policy's folder. UserError where it is not there."""
+    name = recipe.model.path
+    shipped = Path(agentrl.__file__).parent / "models" / name.removeprefix("builtin:")
+    path = shipped if name.startswith("builtin:") else Path(name)
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"model.path: {name}: no model here ({path / 'config.json'} is missing)",
+            hint="name a model folder, or builtin:tiny",
+        )
+    return path
+
+
+def policy_of(recipe: Recipe) -> Policy:
+    return Policy(
+        steps=recipe.steps,
+        groups=recipe.batch.groups,
+        siblings=recipe.batch.siblings,
+        spare=recipe.batch.spare,
+        window_groups=recipe.window_groups,
+        window_attempts=recipe.window_attempts,
+        bound=recipe.freshness.K,
+        retries=recipe.schedule.retries,
+        attempt_timeout_s=recipe.schedule.attempt_timeout_s,
+        stall_s=recipe.schedule.stall_s,
+        order=recipe.publish.order,
+        max_unavailable=recipe.publish.max_unavailable,
+        move_margin=recipe.schedule.move_margin,
+    )
+
+
+def task_source(recipe: Recipe, folder: Path) -> ports.TaskSource:
+    if recipe.tasks.source == "harbor":
+        return HarborSource(Path(recipe.tasks.path), seed=recipe.seed)
+    return ChoresSource(folder / "tasks", kinds=recipe.tasks.kinds, instances=recipe.tasks.instances, seed=recipe.seed)
+
+
+def _order_template(recipe: Recipe, label: str) -> Order:
+    blank = Task(id=TaskId(""), kind="", instruction="", root="")
+    return Order(
+        attempt=AttemptId(GroupId(0), 0, 0),
+        task=blank,
+        sampling=Sampling(
+            max_new_tokens=recipe.rollout.max_new_tokens,
+            temperature=recipe.rollout.temperature,
+            top_p=recipe.rollout.top_p,
+        ),
+        context_tokens=recipe.model.context_tokens,
+        max_turns=recipe.rollout.max_turns,
+        label=label,
+        parse_limit=recipe.rollout.parse_limit,
+        observation_chars=recipe.rollout.observation_chars,
+        system=recipe.rollout.system,
+        lease_s=recipe.sandbox.lease_s,
+        request_timeout_s=recipe.engines.request_timeout_s,
+        deadline_s=recipe.schedule.attempt_timeout_s,
+    )
+
+
+@dataclass
+class Run:
+    """A live run, built and ready to drive. `drive` may be called once."""
+
+    driver: Driver
+    telemetry: Telemetry
+    steps: int
+    folder: Path
+
+    async def drive(self) -> orders.Finish:
+        return await self.driver.run(self.steps)
+
+    def summary(self) -> dict[str, Any]:
+        return self.telemetry.summary(self.driver.core, self.driver.world.clock())
+
+
+def _identity(recipe: Recipe) -> str:
+    """What must not change between two processes of one run: all but how long it goes on and how it is served."""
+    stable = msgspec.structs.replace(recipe, steps=1, engines=type(recipe.engines)(), sandbox=type(recipe.sandbox)())
+    return hashlib.sha256(msgspec.json.encode(stable)).hexdigest()[:16]
+
+
+@dataclass
+class _Prepared:
+    """What blocking calls make before the loop is busy."""
+
+    model: Path
+    template: ChatTemplate
+    journal: SqliteJournal
+    past: list[tuple[float, bytes]]
+    token_file: Path
+    store: DiskWeightStore
+    label: str
+
+
+def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
+    """Everything that can be wrong with the user's input is found here, before anything starts."""
+    model = model_path(recipe)
+    template = ChatTemplate.from_folder(str(model))
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    journal = SqliteJournal.open(folder / "run.sqlite", recipe=_identity(recipe))
+    store = DiskWeightStore(str(folder / "weights"))
+    if store.latest() is None:
+        store.adopt(str(model))
+    (folder / "recipe.toml").write_text(load.dump(recipe))
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
+    return _Prepared(
+        model, template, journal, list(journal.events()), _token(folder), store, label=f"{recipe.name}-{digest}"
+    )
+
+
+@contextlib.asynccontextmanager
+async def build_live(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    shown: Callable[[dict[str, Any]], None] = lambda step: None,
+    fixed_weights: bool = False,
+) -> AsyncIterator[Run]:
+    """Everything of one run on this machine, resumed from `folder` where it holds one. Closes all of it on exit.
+
+    fixed_weights: no trainer; batches are kept as files.
+    """
+    ready = await asyncio.to_thread(_prepare, recipe, folder)
+    try:
+        core = Core(policy_of(recipe))
+        clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
+        desk = TrainerDesk(Version(0), clock)
+        world = World(
+            tasks=task_source(recipe, folder),
+            verifier=HarborVerifier(),
+            journal=ready.journal,
+            weights=ready.store,
+            trainer=Collector(folder / "batches", Version(0)) if fixed_weights else desk,
+            template=ready.template,
+            order=order_maker(_order_template(recipe, ready.label)),
+            clock=clock,
+            new_rid=lambda: uuid.uuid4().hex,
+            keep_versions=recipe.publish.keep_versions,
+            admin_s=recipe.engines.admin_timeout_s,
+        )
+        head = {"recipe": recipe.name, "seed": recipe.seed, "mode": "live"}
+        telemetry = Telemetry(
+            folder, head, clock, order=recipe.publish.order, in_flight=recipe.publish.in_flight, shown=shown
+        )
+        services: list[Service] = []
+        driver = Driver(core, world, services, telemetry)
+        processes = await asyncio.to_thread(driver.resume, ready.past)
+        desk.expect(core.version)
+        parts = _Parts(recipe, folder, ready, core, world, processes)
+        services.extend(parts.engines())
+        services.append(parts.sandboxes())
+        embedded = recipe.train.embedded and not fixed_weights
+        services.extend(parts.face_and_trainer(driver, desk, telemetry, trainer=embedded))
+        try:
+            yield Run(driver, telemetry, recipe.steps, folder)
+        finally:
+            telemetry.close()
+    finally:
+        await ready.journal.aclose()
+
+
+@dataclass
+class _LiveEngine:
+    engine: SGLangEngine
+    info: EngineInfo
+    process: ports.Process
+
+    async def wait_ended(self) -> str:
+        return f"its process ended with code {await self.process.wait()}"
+
+    async def stop(self) -> None:
+        await self.engine.aclose()
+        await self.process.stop()
+
+
+@dataclass
+class _LiveTrainer:
+    process: ports.Process
+
+    async def wait_ended(self) -> str:
+        return f"its process ended with code {await self.process.wait()}"
+
+    async def stop(self) -> None:
+        await self.process.stop()
+
+
+@dataclass
+class _Parts:
+    """The services of a live run, each a supervisor around something started on this machine."""
+
+    recipe: Recipe
+    folder: Path
+    ready: _Prepared
+    core: Core
+    world: World
+    processes: int
+
+    def engines(self) -> list[Service]:
+        return [self._engine(f"e{index}") for index in range(self.recipe.engines.count)]
+
+    def _engine(self, name: str) -> Service:
+        host = LocalHost()
+
+        async def start() -> _LiveEngine:
+            version = self.core.version
+            engine, info, process = await start_engine(
+                host,
+                self.recipe.engines,
+                name=name,
+                model_path=self.ready.store.path(version),
+                version=version,
+                context_tokens=self.recipe.model.context_tokens,
+                run_dir=str(self.folder),
+                token_file=str(self.ready.token_file),
+            )
+            return _LiveEngine(engine, info, process)
+
+        async def serve(post: Callable[[news.Event], None]) -> None:
+            keeper = EngineKeeper(
+                name,
+                start,
+                self.world.engines,
+                post,
+                first_epoch=self.processes * _EPOCHS_PER_PROCESS,
+                restarts=self.recipe.engines.restarts,
+            )
+            self.world.keepers[name] = keeper
+            await keeper.run()
+
+        return serve
+
+    def sandboxes(self) -> Service:
+        async def serve(post: Callable[[news.Event], None]) -> None:
+            await keep_host(
+                "local",
+                lambda: start_daemon(
+                    LocalHost(), self.recipe.sandbox, run_dir=str(self.folder), label=self.ready.label
+                ),
+                self.world.hosts,
+                post,
+                restarts=self.recipe.sandbox.restarts,
+            )
+
+        return serve
+
+    def face_and_trainer(
+        self, driver: Driver, desk: TrainerDesk, telemetry: Telemetry, *, trainer: bool
+    ) -> list[Service]:
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def bound(address: str) -> None:
+            (self.folder / "url").write_text(address + "\n")
+            url.set_result(address)
+
+        face = Face(driver, desk, self.ready.token_file.read_text().strip(), bound)
+        telemetry.stream = face.stream.publish
+
+        async def train(post: Callable[[news.Event], None]) -> None:
+            address = await url
+
+            async def start() -> _LiveTrainer:
+                process = await start_trainer(
+                    LocalHost(),
+                    self.recipe,
+                    run_dir=str(self.folder),
+                    url=address,
+                    token_file=str(self.ready.token_file),
+                    model_path=str(self.ready.model),
+                )
+                return _LiveTrainer(process)
+
+            await keep_trainer(start, post, restarts=self.recipe.train.restarts)
+
+        return [face.service(0), train] if trainer else [face.service(0)]
+
+
+def _token(folder: Path) -> Path:
+    """The run's secret, readable by its owner only; kept over restarts."""
+    path = folder / "token"
+    if not path.exists():
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32))
+    return path
+
+
+def _run_clock(offset: float) -> Callable[[], float]:
+    """Seconds of the run: goes on where the last process stopped."""
+    began = time.monotonic()
+    return lambda: offset + time.monotonic() - began
