@@ -215,6 +215,7 @@ class LaneStatus(Record):
     cpus: tuple[int, ...]
     merged_with: tuple[Lane, ...] = ()  # lanes that share these CPUs because the host has too few
     wait_s_mean: float = 0.0
+    wait_s_p95: float = 0.0  # of the last few hundred
     done: int = 0
 
 
