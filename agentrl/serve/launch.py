@@ -1,0 +1,278 @@
+"""Starting an engine on a host that is given, and knowing that it is this one which answers.
+
+An open port proves nothing: the engine is started under a name that nobody else knows and must say that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.errors import AgentRLError, DeadlineError, EngineLost, UnavailableError, UserError
+from agentrl.ports import Host, Process
+from agentrl.records import EngineInfo, Version
+from agentrl.recipe.schema import Engines
+from agentrl.serve.sglang import SGLangEngine
+
+LOOPBACK = "127.0.0.1"
+PORT_ATTEMPTS = 3  # a free port may be taken between its choice and its use
+SGLANG_ENV = {
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else /health times out while paused
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def embedded_command(
+    engines: Engines,
+    model_path: str,
+    port: int,
+    *,
+    version: Version,
+    context_tokens: int,
+    token_file: str,
+    served_name: str,
+    python: str = sys.executable,
+) -> list[str]:
+    """The small CPU engine. The token stays in its file."""
+    return [
+        *(python, "-m", "agentrl.serve.embedded"),
+        *("--model-path", model_path),
+        *("--host", LOOPBACK),
+        *("--port", str(port)),
+        *("--api-key-file", token_file),
+        *("--served-model-name", served_name),
+        *("--weight-version", str(version)),
+        *("--ranks", str(engines.ranks)),
+        *("--slots", str(engines.slots)),
+        *("--kv-tokens", str(engines.kv_tokens)),
+        *("--threads", str(engines.threads)),
+        *("--dtype", engines.dtype),
+        *("--context-length", str(context_tokens)),
+    ]
+
+
+def sglang_command(
+    engines: Engines,
+    model_path: str,
+    port: int,
+    *,
+    version: Version,
+    context_tokens: int,
+    config_file: str,
+    served_name: str,
+    python: str = "",
+) -> list[str]:
+    """SGLang >= 0.5.22 on one host. config_file: YAML that holds the token (`sglang_config`). `engines.args` come last,
+    so they win; a CPU needs `--device cpu --attention-backend torch_native` there."""
+    parallel = ["--tp-size", str(engines.ranks), "--attn-dp-size", str(engines.ranks)] if engines.ranks > 1 else []
+    return [
+        *(python or engines.python or sys.executable, "-m", "sglang.launch_server"),
+        *("--config", config_file),
+        *("--model-path", model_path),
+        *("--host", LOOPBACK),
+        *("--port", str(port)),
+        *("--served-model-name", served_name),
+        *("--weight-version", str(version)),
+        *("--context-length", str(context_tokens)),
+        *("--max-running-requests", str(engines.slots * engines.ranks)),
+        *("--max-total-tokens", str(engines.kv_tokens)),
+        *("--dtype", engines.dtype),
+        *parallel,
+        "--skip-tokenizer-init",  # token in, token out
+        "--enable-metrics",
+        "--enable-metrics-for-all-schedulers",
+        *engines.args,
+    ]
+
+
+def sglang_config(path: Path, token: str) -> None:
+    """SGLang takes its key from the command line, which every user of a machine can read, or from this file."""
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump({"api-key": token}, file)
+
+
+async def start_engine(
+    host: Host,
+    engines: Engines,
+    *,
+    name: str,
+    model_path: str,
+    version: Version,
+    context_tokens: int,
+    run_dir: str,
+    token_file: str,
+) -> tuple[SGLangEngine, EngineInfo, Process]:
+    """Start engine `name` with the weights of `version` and wait until it has proved that it serves them.
+
+    Its log is `run_dir/logs/NAME.log`. UnavailableError with the log's tail where it ends, or is not ready within
+    `engines.start_timeout_s`; then nothing of it is left. The caller closes the client and stops the process.
+    """
+    for attempt in range(PORT_ATTEMPTS):
+        port = _port(engines, name)
+        try:
+            return await _start_on(
+                host,
+                engines,
+                port,
+                name=name,
+                model_path=model_path,
+                version=version,
+                context_tokens=context_tokens,
+                run_dir=run_dir,
+                token_file=token_file,
+            )
+        except UnavailableError as exc:
+            taken = "address already in use" in str(exc).lower()
+            if not taken or engines.base_port or attempt == PORT_ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _start_on(
+    host: Host,
+    engines: Engines,
+    port: int,
+    *,
+    name: str,
+    model_path: str,
+    version: Version,
+    context_tokens: int,
+    run_dir: str,
+    token_file: str,
+) -> tuple[SGLangEngine, EngineInfo, Process]:
+    served_name = f"agentrl-{name}-{secrets.token_hex(8)}"
+    token = _token(token_file)
+    log = str(Path(run_dir) / "logs" / f"{name}.log")
+    env: dict[str, str] = {}
+    if engines.kind == "embedded":
+        argv = embedded_command(
+            engines,
+            model_path,
+            port,
+            version=version,
+            context_tokens=context_tokens,
+            token_file=token_file,
+            served_name=served_name,
+        )
+    else:
+        config_file = Path(run_dir) / f"{name}.sglang.yaml"
+        sglang_config(config_file, token)
+        argv = sglang_command(
+            engines,
+            model_path,
+            port,
+            version=version,
+            context_tokens=context_tokens,
+            config_file=str(config_file),
+            served_name=served_name,
+        )
+        env = SGLANG_ENV
+    process = await host.start(argv, log=log, env=env, label=name)
+    engine = SGLangEngine(
+        name,
+        f"http://{LOOPBACK}:{port}",
+        token,
+        request_timeout_s=engines.request_timeout_s,
+        admin_timeout_s=engines.admin_timeout_s,
+    )
+    try:
+        info = await _prove(engine, process, served_name, version, engines.start_timeout_s)
+    except BaseException as exc:
+        await engine.aclose()
+        await process.stop()
+        if isinstance(exc, AgentRLError):
+            tail = await _tail(host, log)
+            raise UnavailableError(f"engine {name} did not start: {exc}\n{tail}", hint=f"See {log}.") from exc
+        raise
+    return engine, info, process
+
+
+async def attach_engine(name: str, url: str, token: str, engines: Engines) -> tuple[SGLangEngine, EngineInfo]:
+    """An engine that somebody else started and stops. UnavailableError where it does not serve."""
+    engine = SGLangEngine(
+        name,
+        url,
+        token,
+        request_timeout_s=engines.request_timeout_s,
+        admin_timeout_s=engines.admin_timeout_s,
+    )
+    try:
+        return engine, await engine.info(deadline_s=engines.admin_timeout_s)
+    except BaseException as exc:
+        await engine.aclose()
+        if isinstance(exc, AgentRLError):
+            raise UnavailableError(f"engine {name} cannot be attached: {exc}", hint="Is it running?") from exc
+        raise
+
+
+async def _prove(
+    engine: SGLangEngine, process: Process, served_name: str, version: Version, timeout_s: float
+) -> EngineInfo:
+    """Wait for readiness or the process's end, whichever comes first; then ask who answers."""
+    ended = asyncio.ensure_future(process.wait())
+    serving = asyncio.ensure_future(_until_ready(engine))
+    try:
+        await asyncio.wait({ended, serving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            raise UnavailableError(f"its process ended with code {ended.result()}")
+        if not serving.done():
+            raise DeadlineError(f"not ready within {timeout_s:g} s")
+    finally:
+        for task in (ended, serving):
+            task.cancel()
+        await asyncio.gather(ended, serving, return_exceptions=True)
+    server = await engine.server_info(deadline_s=10)
+    if server.served_model_name != served_name:
+        raise UnavailableError(f"{engine.url} is answered by another server ({server.served_model_name!r})")
+    info = await engine.info(deadline_s=10)
+    if info.version != version:
+        raise UnavailableError(f"it holds version {info.version}, not {version}")
+    return info
+
+
+async def _until_ready(engine: SGLangEngine) -> None:
+    """Ends when it serves. There is no event to wait for across processes, so it asks, ever less often."""
+    pause_s = 0.05
+    while True:
+        try:
+            if await engine.ready(deadline_s=5):
+                return
+        except (EngineLost, DeadlineError):
+            pass  # not listening yet
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+async def _tail(host: Host, log: str) -> str:
+    try:
+        return (await host.run(["tail", "-n", "20", log], timeout_s=5))[1]
+    except AgentRLError:
+        return ""
+
+
+def _token(token_file: str) -> str:
+    try:
+        return Path(token_file).read_text().strip()
+    except OSError as exc:
+        raise UserError(f"{token_file}: {exc.strerror}", hint="The engines' token must be in this file.") from exc
+
+
+def _port(engines: Engines, name: str) -> int:
+    """base_port + the number at the end of the engine's name, or a port that is free now."""
+    if engines.base_port:
+        digits = name[len(name.rstrip("0123456789")) :]
+        return engines.base_port + int(digits or 0)
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+__all__: Sequence[str] = ("attach_engine", "embedded_command", "sglang_command", "sglang_config", "start_engine")
