@@ -18,7 +18,7 @@ from agentrl.sandbox import wire
 
 T = TypeVar("T")
 
-_GRACE_S = 20.0  # beyond what the daemon itself allows: it answers first, with a better reason
+_GRACE_S = 60.0  # beyond what the daemon itself allows: it answers first, with a better reason
 _QUICK_S = 30.0
 
 
@@ -83,6 +83,8 @@ class SandboxClient:
         return wire.decode(body, kind)
 
     async def _send(self, method: str, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
+        if self._session.closed:
+            raise DaemonUnreachable(f"the client of sandbox daemon {self._name} is closed")
         try:
             async with (
                 asyncio.timeout(deadline_s),

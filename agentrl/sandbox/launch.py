@@ -1,4 +1,4 @@
-"""Starts the daemon on a host and keeps one there: `SandboxService` is a `ports.SandboxHost` that outlives it."""
+"""Starts the daemon on a host, finds one that runs, removes what dead ones left."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import msgspec
 from agentrl.errors import DeadlineError, UnavailableError
 from agentrl.ports import Host, Process
 from agentrl.recipe import schema
-from agentrl.records import SandboxHostStatus, Task
 from agentrl.sandbox.backends import make_backend
-from agentrl.sandbox.client import DaemonUnreachable, RemoteSandbox, SandboxClient
+from agentrl.sandbox.client import SandboxClient
 from agentrl.sandbox.daemon import SOCKET_PATH_MAX, DaemonConfig
 
 _COMMAND_S = 10.0
 _RETRY_S = 0.02
+_STOP_S = 20.0  # above the daemon's own limit for closing its sandboxes
 _WRITE = 'umask 077; mkdir -p "$1" && printf %s "$3" > "$2"'
 
 
@@ -60,11 +60,32 @@ class Paths:
         return f"{tempfile.gettempdir()}/agentrl-{os.getuid()}-{digest}.sock"
 
 
+class RunningDaemon:
+    """A daemon that serves. `host` is its client; whoever started it calls `stop` in the end."""
+
+    def __init__(self, host: SandboxClient, process: Process, *, capacity: int, log: str) -> None:
+        self.host = host
+        self.process = process
+        self.capacity = capacity  # live sandboxes
+        self._log = log
+
+    async def wait_ended(self) -> str:
+        """Returns when the daemon has ended, with the reason in words."""
+        return f"the sandbox daemon ended with exit code {await self.process.wait()}; see {self._log}"
+
+    async def stop(self) -> None:
+        """The daemon closes all its sandboxes and ends; calls still open fail as SandboxLost. Idempotent."""
+        try:
+            await self.process.stop(grace_s=_STOP_S)
+        finally:
+            await self.host.aclose()
+
+
 async def start_daemon(
     host: Host, sandbox: schema.Sandbox, *, run_dir: str, label: str, python: str = sys.executable
-) -> tuple[SandboxClient, Process]:
-    """A daemon that serves, and the client of it. UnavailableError with the log's end where it does not come up in
-    `sandbox.start_timeout_s`. The caller closes the client and stops the process, in this order."""
+) -> RunningDaemon:
+    """Start a daemon below `run_dir` and wait until it serves. UnavailableError with the log's end where it does not
+    come up within `sandbox.start_timeout_s`."""
     paths = Paths.below(run_dir)
     config = DaemonConfig(
         name=host.name,
@@ -81,7 +102,8 @@ async def start_daemon(
     process = await host.start(argv, log=paths.log, label="sandbox daemon")
     try:
         async with asyncio.timeout(sandbox.start_timeout_s):
-            return await _ready(host, paths, process), process
+            client = await _ready(host, paths, process)
+            return RunningDaemon(client, process, capacity=sandbox.max_live, log=paths.log)
     except TimeoutError:
         await process.stop()
         raise UnavailableError(
@@ -109,73 +131,6 @@ async def gc(sandbox: schema.Sandbox, *, run_dir: str, label: str | None = None)
         return await backend.reap(label)
     finally:
         await backend.aclose()
-
-
-class SandboxService:
-    """A daemon of ours on `host`, started by `start`, started again by the next `open` after it died.
-
-    What lived in a dead daemon is lost (SandboxLost); its leftovers are reaped by the next one.
-    """
-
-    def __init__(self, host: Host, sandbox: schema.Sandbox, *, run_dir: str, label: str) -> None:
-        self._host = host
-        self._sandbox = sandbox
-        self._run_dir = run_dir
-        self._label = label
-        self._starting = asyncio.Lock()
-        self._running: tuple[SandboxClient, Process] | None = None
-        self._retired: list[SandboxClient] = []  # their sandboxes still answer: SandboxLost
-        self.restarts = 0
-
-    @property
-    def name(self) -> str:
-        return self._host.name
-
-    async def start(self) -> None:
-        await self._client()
-
-    async def open(self, task: Task, *, label: str, lease_s: float, request_id: str) -> RemoteSandbox:
-        client = await self._client()
-        try:
-            return await client.open(task, label=label, lease_s=lease_s, request_id=request_id)
-        except DaemonUnreachable:
-            client = await self._client(instead_of=client)
-            return await client.open(task, label=label, lease_s=lease_s, request_id=request_id)
-
-    async def status(self, *, deadline_s: float) -> SandboxHostStatus:
-        async with asyncio.timeout(deadline_s):
-            client = await self._client()
-        return await client.status(deadline_s=deadline_s)
-
-    async def aclose(self) -> None:
-        """Stops the daemon, which closes all its sandboxes. Idempotent."""
-        async with self._starting:
-            running, self._running = self._running, None
-            if running:
-                await self._retire(running)
-            for client in self._retired:
-                await client.aclose()
-
-    async def _client(self, instead_of: SandboxClient | None = None) -> SandboxClient:
-        async with self._starting:
-            if self._running and self._running[0] is not instead_of:
-                return self._running[0]
-            if self._running:
-                if self.restarts >= self._sandbox.restarts:
-                    raise UnavailableError(
-                        f"the sandbox daemon on {self.name} died {self.restarts + 1} times",
-                        hint=f"Read {Paths.below(self._run_dir).log}; sandbox.restarts is {self._sandbox.restarts}.",
-                    )
-                self.restarts += 1
-                dead, self._running = self._running, None
-                await self._retire(dead)
-            self._running = await start_daemon(self._host, self._sandbox, run_dir=self._run_dir, label=self._label)
-            return self._running[0]
-
-    async def _retire(self, running: tuple[SandboxClient, Process]) -> None:
-        client, process = running
-        await process.stop(grace_s=20.0)
-        self._retired.append(client)
 
 
 async def _ready(host: Host, paths: Paths, process: Process) -> SandboxClient:

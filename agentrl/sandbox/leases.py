@@ -26,7 +26,7 @@ from agentrl.sandbox.once import Once
 
 _ANSWERS_PER_BOX = 16
 _ANSWERS_OF_OPEN = 1_024
-_GRACE_S = 10.0  # a backend that stays silent so long after a command's own time-out is taken for lost
+_GRACE_S = 30.0  # above the backends' own: one still silent so long after a command's time-out is taken for lost
 _OUTPUT_SHOWN = 1_000
 
 _log = logging.getLogger(__name__)
