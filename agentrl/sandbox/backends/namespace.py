@@ -10,14 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import agentrl
 from agentrl.errors import DeadlineError, InfraError, UnavailableError
 from agentrl.sandbox.backends.base import Box, BoxSpec
 from agentrl.sandbox.backends.channel import ChannelBox, call
 from agentrl.sandbox.backends.inside import cgroups, launcher
+from agentrl.sandbox.backends.spawn import PACKAGE, spawn
 
 _START_S = 30.0
-_PACKAGE = Path(agentrl.__file__).resolve().parents[1]
 
 
 class NamespaceBackend:
@@ -29,7 +28,7 @@ class NamespaceBackend:
     def __init__(self, *, root: str, state_dir: str, hide: Sequence[str] = ()) -> None:
         self._root = root
         self._base = Path(state_dir) / "namespace"
-        self._hide = [str(_PACKAGE), str(Path(state_dir).resolve()), *hide]
+        self._hide = [str(PACKAGE), str(Path(state_dir).resolve()), *hide]
         self._groups = cgroups.detect()
         self._launcher: _Launcher | None = None
         self._starting = asyncio.Lock()
@@ -115,19 +114,11 @@ class _Launcher:
 
 async def _launch(settings: launcher.Settings) -> _Launcher:
     await asyncio.to_thread(os.makedirs, settings.base, exist_ok=True)
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    mine.setblocking(False)
-    code = (
-        "import os, sys; sys.path.insert(0, os.environ['AGENTRL_PACKAGE']); "
-        "from agentrl.sandbox.backends.inside.launcher import main; main()"
+    mine, process = await spawn(
+        [sys.executable],
+        "agentrl.sandbox.backends.inside.launcher",
+        {launcher.SETTINGS: json.dumps(vars(settings))},
     )
-    env = {"AGENTRL_PACKAGE": str(_PACKAGE), launcher.SETTINGS: json.dumps(vars(settings))}
-    with theirs:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", code, str(theirs.fileno()), env=env,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()], start_new_session=True, cwd="/",
-        )  # fmt: skip
     try:
         async with asyncio.timeout(_START_S):
             answer = await asyncio.get_running_loop().sock_recv(mine, 4096)

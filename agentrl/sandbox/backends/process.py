@@ -1,33 +1,49 @@
-"""No isolation: a scratch folder, a process group, limits per process. Only for tasks marked `trusted`."""
+"""No isolation: a scratch folder, a process tree, limits per process. Only for tasks marked `trusted`.
+
+A command names absolute paths (`/work`, `/tests/run.sh`) and there is no file system of its own to hold them. So the
+work folder, the folders that files were put into, and Harbor's own are kept below the scratch folder, and their names
+are rewritten where they stand in a command or in a text file put into the box, and back in the output. A path that a
+program composes while it runs is not seen: such a task needs the namespace backend.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import os
-import resource
+import re
 import shutil
-import signal
-import time
+import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.errors import SandboxLost, TaskError
+import msgspec
+
+from agentrl.errors import DeadlineError, InfraError, TaskError
 from agentrl.records import ExecResult, File
 from agentrl.sandbox.backends.base import Box, BoxSpec
+from agentrl.sandbox.backends.channel import ChannelBox
+from agentrl.sandbox.backends.inside import cgroups, plain
+from agentrl.sandbox.backends.spawn import spawn
 
-_DRAIN_S = 0.1
+_START_S = 30.0
+_HARBOR = ("/tests", "/logs", "/solution")
 
 
 class ProcessBackend:
     name = "process"
-    isolation = "none: a scratch folder and a process group; trusted tasks only"
+    isolation = (
+        "none: commands run as this user and see this machine; time limits hold, memory by RLIMIT_DATA per process and "
+        "a 0.25 s sampler, processes by that sampler, disk per file only, CPUs by affinity; trusted tasks only"
+    )
 
     def __init__(self, *, state_dir: str) -> None:
-        self._dir = Path(state_dir) / "process"
+        self._dir = Path(state_dir).resolve() / "process"
+        self._owner = f"{os.getpid()}-{cgroups.start_time(os.getpid())}"
 
     async def probe(self) -> None:
-        self._dir.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._dir.mkdir, parents=True, exist_ok=True)
 
     async def start(self, spec: BoxSpec) -> Box:
         if not spec.trusted:
@@ -35,33 +51,93 @@ class ProcessBackend:
                 f"box {spec.id}: the process backend isolates nothing and the task is not marked trusted",
                 hint="Use the namespace backend, or mark the task trusted if you would run its commands yourself.",
             )
-        box = ProcessBox(spec, self._dir / spec.label / spec.id)
-        await box.reset()
+        scratch = self._dir / spec.label / f"{spec.id}@{self._owner}"
+        paths = _Paths(scratch, spec.workdir)
+        settings = {
+            "scratch": str(scratch),
+            "workdir": paths.host(spec.workdir),
+            "env": {"PATH": os.environ.get("PATH", os.defpath), "HOME": f"{scratch}/root", "TMPDIR": f"{scratch}/tmp"}
+            | {name: paths.inward(value) for name, value in spec.env.items()},
+            "memory_mb": spec.limits.memory_mb,
+            "disk_mb": spec.limits.disk_mb,
+            "pids": spec.limits.pids,
+        }
+        control, process = await spawn(
+            [sys.executable], "agentrl.sandbox.backends.inside.plain", {plain.SETTINGS: json.dumps(settings)}
+        )
+        box = ProcessBox(spec, control, process, paths)
+        try:
+            async with asyncio.timeout(_START_S):
+                answer = await asyncio.get_running_loop().sock_recv(control, 64)
+        except BaseException as e:
+            await asyncio.shield(box.kill())
+            if isinstance(e, TimeoutError):
+                raise DeadlineError(f"box {spec.id}: its init said nothing for {_START_S:.0f} s") from None
+            raise
+        if answer != b"ok":
+            await box.kill()
+            raise InfraError(
+                f"box {spec.id} does not start in {scratch}", hint="Is there space, and the right to write?"
+            )
         return box
 
     async def reap(self, label: str | None = None) -> int:
-        return 0
+        return await asyncio.to_thread(self._reap, label)
+
+    def _reap(self, label: str | None) -> int:
+        count = 0
+        for run in self._dir.glob("*" if label is None else label):
+            for scratch in run.iterdir():
+                if not cgroups.owner_lives(scratch.name.rpartition("@")[2]):
+                    shutil.rmtree(scratch, ignore_errors=True)
+                    count += 1
+        return count
 
     async def aclose(self) -> None:
-        pass
+        """Each box ends with its own control socket."""
 
 
-class ProcessBox:
-    def __init__(self, spec: BoxSpec, scratch: Path) -> None:
-        self._spec = spec
-        self._scratch = scratch
-        self._groups: set[int] = set()
-        self._dead = False
+class _Paths:
+    """Names inside the box to names below the scratch folder, in text and back."""
 
-    @property
-    def id(self) -> str:
-        return self._spec.id
+    def __init__(self, scratch: Path, workdir: str) -> None:
+        self._scratch = str(scratch)
+        self._inside = {workdir, *_HARBOR}
+        self._compile()
 
-    def _host(self, path: str) -> Path:
-        return self._scratch / os.path.normpath("/" + path).lstrip("/")
+    def _compile(self) -> None:
+        names = "|".join(re.escape(p) for p in sorted(self._inside, key=len, reverse=True))
+        self._pattern = re.compile(rf"(?<![\w./$}}~-])(?:{names})(?![\w.-])")
 
-    def _mapped(self, text: str) -> str:
-        return text.replace(self._spec.workdir, str(self._host(self._spec.workdir)))
+    def learn(self, path: str) -> None:
+        """From now on `path` is a name of the box: with its top folder, unless this machine has one of that name."""
+        top = "/" + path.strip("/").split("/")[0]
+        self._inside.add(path if os.path.lexists(top) else top)
+        self._compile()
+
+    def host(self, path: str) -> str:
+        return self._scratch + os.path.normpath("/" + path.lstrip("/"))
+
+    def inward(self, text: str) -> str:
+        return self._pattern.sub(lambda m: self._scratch + m.group(), text)
+
+    def outward(self, text: str) -> str:
+        return text.replace(self._scratch, "")
+
+    def file(self, file: File) -> File:
+        try:
+            text = file.data.decode()
+        except UnicodeDecodeError:
+            return file
+        return File(data=self.inward(text).encode(), mode=file.mode)
+
+
+class ProcessBox(ChannelBox):
+    def __init__(
+        self, spec: BoxSpec, control: socket.socket, process: asyncio.subprocess.Process, paths: _Paths
+    ) -> None:
+        super().__init__(spec, control)
+        self._process, self._paths = process, paths
 
     async def exec(
         self,
@@ -73,89 +149,26 @@ class ProcessBox:
         env: Mapping[str, str] | None = None,
         output_bytes: int = 0,
     ) -> ExecResult:
-        if self._dead:
-            raise SandboxLost(f"box {self.id} is gone")
-        limit = output_bytes or self._spec.limits.output_bytes
-        data = self._spec.limits.memory_mb << 20
-
-        def prepare() -> None:
-            resource.setrlimit(resource.RLIMIT_DATA, (data, data))
-            if cpus:
-                os.sched_setaffinity(0, cpus)
-
-        began = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", self._mapped(command),
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            cwd=self._host(cwd or self._spec.workdir),
-            env={"PATH": os.environ["PATH"], **self._spec.env, **(env or {})},
-            start_new_session=True, preexec_fn=prepare,
-        )  # fmt: skip
-        self._groups.add(process.pid)
-        assert process.stdout is not None
-        head, tail, total = bytearray(), bytearray(), 0
-
-        async def pump(stream: asyncio.StreamReader) -> None:
-            nonlocal total
-            while chunk := await stream.read(65536):
-                total += len(chunk)
-                room = limit // 2 - len(head)
-                head.extend(chunk[: max(room, 0)])
-                tail.extend(chunk[max(room, 0) :])
-                del tail[: max(0, len(tail) - limit // 2)]
-
-        reader = asyncio.ensure_future(pump(process.stdout))
-        timed_out = False
-        try:
-            await asyncio.wait_for(process.wait(), timeout_s)
-        except TimeoutError:
-            timed_out = True
-        finally:
-            if process.returncode is None:
-                self._kill(process.pid)
-                await process.wait()
-            await asyncio.wait([reader], timeout=_DRAIN_S)
-            reader.cancel()
-        truncated = total > len(head) + len(tail)
-        cut = f"\n[... {total - len(head) - len(tail)} bytes cut ...]\n" if truncated else ""
-        code = await process.wait()
-        return ExecResult(
-            exit_code=None if timed_out else (128 - code if code < 0 else code),
-            output=head.decode(errors="replace") + cut + tail.decode(errors="replace"),
-            total_bytes=total, truncated=truncated, timed_out=timed_out, run_s=time.monotonic() - began,
-        )  # fmt: skip
-
-    def _kill(self, group: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-
-    async def set_cpus(self, cpus: tuple[int, ...]) -> None:
-        pass
+        result = await super().exec(
+            self._paths.inward(command),
+            timeout_s=timeout_s,
+            cpus=cpus,
+            cwd=self._paths.host(cwd) if cwd else "",
+            env={name: self._paths.inward(value) for name, value in (env or {}).items()},
+            output_bytes=output_bytes,
+        )
+        return msgspec.structs.replace(result, output=self._paths.outward(result.output))
 
     async def put(self, files: Mapping[str, File]) -> None:
-        for path, file in files.items():
-            target = self._host(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.data)
-            target.chmod(file.mode)
+        for path in files:
+            self._paths.learn(path)
+        await super().put({self._paths.host(path): self._paths.file(file) for path, file in files.items()})
 
     async def get(self, path: str, limit: int) -> bytes:
-        with self._host(path).open("rb") as f:
-            return f.read(limit)
-
-    async def sweep(self) -> int:
-        for group in self._groups:
-            self._kill(group)
-        count = len(self._groups)
-        self._groups.clear()
-        return count
-
-    async def reset(self) -> None:
-        await self.sweep()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._host(self._spec.workdir).mkdir(parents=True)
+        return await super().get(self._paths.host(path), limit)
 
     async def kill(self) -> None:
-        self._dead = True
-        await self.sweep()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        """The init kills its tree and removes the scratch folder when its socket ends."""
+        if not self._dead:
+            self._closed()
+        await self._process.wait()

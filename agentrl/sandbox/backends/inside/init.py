@@ -99,6 +99,7 @@ class _Init:
             self._workers[pid] = channel
             return
         try:
+            signal.set_wakeup_fd(-1)
             self._control.close()
             for fd in (self._wake, self._wake_writer):
                 os.close(fd)

@@ -147,6 +147,7 @@ class Launcher:
 
     def _forget(self) -> None:
         """In a new box: nothing of the launcher's stays open."""
+        signal.set_wakeup_fd(-1)
         self._control.close()
         for fd in (self._pids, self._wake, self._wake_writer):
             os.close(fd)

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agentrl.sandbox.backends.inside import kernel, wire
@@ -27,7 +27,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass
 class Policy:
-    """How the box's limits reach one command. memory_bytes and disk_bytes are 0 where the kernel enforces them."""
+    """How the box's limits reach one command; 0 where the kernel enforces one for the whole box."""
 
     workdir: str
     env: dict[str, str]
@@ -36,7 +36,13 @@ class Policy:
     processes: int = 0  # RLIMIT_NPROC, counted in the box's own user namespace; 0: a control group counts
     memory_bytes: int = 0  # RLIMIT_DATA of each process, and sampled for all together
     disk_bytes: int = 0  # sampled
+    file_bytes: int = 0  # RLIMIT_FSIZE
+    sampled_processes: int = 0
     cpus: list[int] = field(default_factory=list)  # affinity, where there is no cpuset
+
+    @property
+    def sampled(self) -> bool:
+        return bool(self.memory_bytes or self.disk_bytes or self.sampled_processes)
 
 
 class Output:
@@ -97,7 +103,7 @@ class _Run:
         self, channel: socket.socket, child: int, reader: int, wake: int, output: Output, policy: Policy
     ) -> None:
         self.exit_code: int | None = None
-        self.killed = ""  # timeout | cancel | memory | disk
+        self.killed = ""  # timeout | cancel | memory | processes | disk
         self.oom = False
         self.output = output
         self._child, self._reader, self._wake, self._policy = child, reader, wake, policy
@@ -108,7 +114,7 @@ class _Run:
             self._poll.register(fd, select.POLLIN)
 
     def watch(self, deadline: float) -> None:
-        sampled = bool(self._policy.memory_bytes or self._policy.disk_bytes)
+        sampled = self._policy.sampled
         while self.exit_code is None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -175,11 +181,15 @@ class _Run:
         self._drain(time.monotonic() + _DRAIN_S)
 
     def _over_limit(self) -> str:
-        if self._policy.memory_bytes and _resident(os.getpid()) > self._policy.memory_bytes:
+        policy = self._policy
+        tree = descendants(os.getpid())
+        if policy.sampled_processes and len(tree) > policy.sampled_processes:
+            return "processes"
+        if policy.memory_bytes and _resident(tree) > policy.memory_bytes:
             return "memory"
-        if self._policy.disk_bytes:
+        if policy.disk_bytes:
             usage = os.statvfs("/")
-            if (usage.f_blocks - usage.f_bfree) * usage.f_frsize > self._policy.disk_bytes:
+            if (usage.f_blocks - usage.f_bfree) * usage.f_frsize > policy.disk_bytes:
                 return "disk"
         return ""
 
@@ -222,6 +232,8 @@ def _become(request: wire.Head, policy: Policy, output: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), min(4096, hard)))
     if policy.processes:
         resource.setrlimit(resource.RLIMIT_NPROC, (policy.processes, policy.processes))
+    if policy.file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (policy.file_bytes, policy.file_bytes))
     if policy.memory_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (policy.memory_bytes, policy.memory_bytes))
     else:  # the kernel shall take the command before its supervisor or the init
@@ -278,10 +290,10 @@ def _signal(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _resident(root: int) -> int:
-    """Bytes of private memory held by everything below `root`."""
+def _resident(pids: Iterable[int]) -> int:
+    """Bytes of private memory that these processes hold."""
     pages = 0
-    for pid in descendants(root):
+    for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as f:
             _, resident, shared = f.read().split()[:3]
             pages += int(resident) - int(shared)
