@@ -23,7 +23,7 @@ from agentrl.errors import UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.journal.store import SqliteJournal
 from agentrl.publish.store import DiskWeightStore
-from agentrl.recipe import load
+from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
 from agentrl.records import AttemptId, EngineInfo, GroupId, Sampling, Task, TaskId, Version
 from agentrl.rollout.order import Order
@@ -35,7 +35,7 @@ from agentrl.runtime.effects import World, order_maker
 from agentrl.runtime.loop import Driver, Service
 from agentrl.runtime.supervisor import EngineKeeper, keep_host, keep_trainer
 from agentrl.runtime.telemetry import Telemetry
-from agentrl.sandbox.launch import start_daemon
+from agentrl.sandbox.launch import RunningDaemon, start_daemon
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -155,7 +155,7 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     store = DiskWeightStore(str(folder / "weights"))
     if store.latest() is None:
         store.adopt(str(model))
-    (folder / "recipe.toml").write_text(load.dump(recipe))
+    (folder / "recipe.toml").write_text(show.dump(recipe))
     digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
     return _Prepared(
         model, template, journal, list(journal.events()), _token(folder), store, label=f"{recipe.name}-{digest}"
@@ -284,16 +284,13 @@ class _Parts:
         return serve
 
     def sandboxes(self) -> Service:
+        sandbox = self.recipe.sandbox
+
+        async def start() -> RunningDaemon:
+            return await start_daemon(LocalHost(), sandbox, run_dir=str(self.folder), label=self.ready.label)
+
         async def serve(post: Callable[[news.Event], None]) -> None:
-            await keep_host(
-                "local",
-                lambda: start_daemon(
-                    LocalHost(), self.recipe.sandbox, run_dir=str(self.folder), label=self.ready.label
-                ),
-                self.world.hosts,
-                post,
-                restarts=self.recipe.sandbox.restarts,
-            )
+            await keep_host("local", start, self.world.hosts, post, restarts=sandbox.restarts)
 
         return serve
 
