@@ -40,8 +40,8 @@ class ChatTemplate:
             {"role": "assistant", "content": _REPLY},
             {"role": "tool", "content": _TOOL, "name": "shell", "tool_call_id": "call00000"},
         ]
-        _, after_reply = self._split(render(dummy), (_REPLY,))
         self._opening = [self._special(piece) for piece in self._split(render(dummy[:2]), (_SYSTEM, _USER))]
+        _, after_reply = self._split(render(dummy), (_REPLY,))
         self._observation = [self._special(piece) for piece in self._split(after_reply, (_TOOL,))]
         if self._added.isdisjoint(self._observation[0]):
             raise UserError(f"{where}: the chat template puts no special token between a reply and a tool's answer")
@@ -112,7 +112,7 @@ class ChatTemplate:
             if not found or marker in text:
                 role = {_SYSTEM: "system", _USER: "user", _REPLY: "assistant", _TOOL: "tool"}[marker]
                 raise UserError(
-                    f"{self._where}: the chat template does not show a {role} message exactly once",
+                    f"{self._where}: the chat template does not show the {role} message exactly once",
                     hint="agentrl needs a template with system, user, assistant and tool roles",
                 )
             pieces.append(before)
