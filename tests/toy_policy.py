@@ -135,6 +135,7 @@ class Face:
         self.changed = asyncio.Condition()
         self.hold_ack = False  # an ack is received but never answered or counted: the kill between save and ack
         self.acks_seen = 0
+        self.idle = False  # no batch, ever
         self._make = make
         self._token = token
         self._lease = ""
@@ -158,6 +159,9 @@ class Face:
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(condition)
 
+    def expire(self) -> None:
+        self._lease = ""
+
     async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
@@ -172,6 +176,9 @@ class Face:
             return _refuse(410, "the run is over")
         if ask.version != self.version:
             return _refuse(409, f"the run expects version {self.version}", expected=self.version)
+        if self.idle:
+            await asyncio.sleep(ask.wait_s)
+            return web.Response(status=204)
         self._lease = f"lease-{len(self.claims)}"
         claim = wire.Claim(lease=self._lease, batch=self._make(self.version))
         return web.Response(body=msgspec.msgpack.encode(claim), content_type=wire.MSGPACK)

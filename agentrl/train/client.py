@@ -20,6 +20,7 @@ from agentrl.records import Record, StepReport, Version
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _ANSWER_S = 15.0  # for a call that waits for nothing
+_OTHER_VERSION = "Trainer and run may be of different versions of agentrl: install the same."
 _AWAY = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError, ConnectionError)
 
 
@@ -72,7 +73,10 @@ class RunClient:
             raise WrongVersion(problem.message, problem.expected)
         if status == 410:
             raise RunOver(_problem(body).message)
-        return msgspec.msgpack.decode(_ok(status, body, wire.CLAIM), type=wire.Claim)
+        try:
+            return msgspec.msgpack.decode(_ok(status, body, wire.CLAIM), type=wire.Claim)
+        except msgspec.MsgspecError as exc:
+            raise AgentRLError(f"{wire.CLAIM}: the batch does not decode: {exc}", hint=_OTHER_VERSION) from exc
 
     async def renew(self, lease: str, *, lease_s: float) -> None:
         """Raises LeaseLost."""
@@ -118,7 +122,7 @@ def _ok(status: int, body: bytes, path: str) -> bytes:
     message = f"{path}: HTTP {status}: {_problem(body).message}"
     if status in (401, 403):
         raise UserError(message, hint="The token file belongs to another run, or was made anew: read it again.")
-    raise AgentRLError(message, hint="Trainer and run are of different versions of agentrl.")
+    raise AgentRLError(message, hint=_OTHER_VERSION)
 
 
 def _problem(body: bytes) -> wire.Problem:
