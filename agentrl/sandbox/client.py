@@ -66,13 +66,13 @@ class SandboxClient:
         """Reap what dead daemons left on the host (of one run, or of all). How many sandboxes."""
         return await self._call("/gc", wire.Gc(label=label), int, self._queue_timeout_s)
 
-    async def health(self, *, deadline_s: float) -> bool:
-        """Whether the daemon serves; False where nobody answers in time."""
+    async def health(self, *, deadline_s: float, instance: str = "") -> bool:
+        """Whether a daemon serves there (the one started as `instance`, if given). False where nobody answers."""
         try:
-            status, _ = await self._send("GET", "/health", b"", deadline_s)
+            status, body = await self._send("GET", "/health", b"", deadline_s)
         except (UnavailableError, DeadlineError):
             return False
-        return status == 200
+        return status == 200 and (not instance or body.decode() == instance)
 
     async def aclose(self) -> None:
         await self._session.close()

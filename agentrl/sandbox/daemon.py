@@ -55,6 +55,7 @@ class DaemonConfig(Record):
     state_dir: str
     label: str
     name: str = "local"
+    instance: str = ""  # told by /health, so that a starter knows its own daemon from another at the same address
     socket: str = ""
     host: str = "127.0.0.1"
     port: int = 0
@@ -131,7 +132,7 @@ async def _serve(
             promote_after_s=config.promote_after_s,
         )
         runner = web.AppRunner(
-            Face(config.name, leases, token).app(),
+            Face(config, leases, token).app(),
             handler_cancellation=True,  # a client that went away no longer wants its command
             access_log=None,
             keepalive_timeout=3_600.0,  # longer than any client's, so that it never closes under a request
@@ -154,15 +155,16 @@ async def _serve(
 class Face:
     """HTTP in, `Leases` out."""
 
-    def __init__(self, name: str, leases: Leases, token: str) -> None:
-        self._name = name
+    def __init__(self, config: DaemonConfig, leases: Leases, token: str) -> None:
+        self._name = config.name
+        self._instance = config.instance
         self._leases = leases
         self._expected = f"Bearer {token}".encode()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[self._guard])
         leases = self._leases
-        app.router.add_get("/health", _health)
+        app.router.add_get("/health", self._health)
         app.router.add_get("/status", self._status)
         app.router.add_post("/gc", self._gc)
         app.router.add_post("/boxes", self._open)
@@ -192,6 +194,9 @@ class Face:
                 _log.exception("%s failed in a way it should not", request.path)
             return _refusal(*wire.failure_of(error))
 
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._instance)
+
     async def _status(self, request: web.Request) -> web.Response:
         body = msgspec.json.encode(self._leases.status(self._name))
         return web.Response(body=body, content_type="application/json")
@@ -208,10 +213,6 @@ class Face:
             return _answer(await act(request.match_info["box"], body))
 
         return handler
-
-
-async def _health(request: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
 
 
 def _answer(value: Any) -> web.Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ async def start_daemon(
     config = DaemonConfig(
         name=host.name,
         label=label,
+        instance=secrets.token_hex(8),
         socket=paths.socket,
         token_file=paths.token,
         state_dir=paths.state,
@@ -102,17 +104,16 @@ async def start_daemon(
     process = await host.start(argv, log=paths.log, label="sandbox daemon")
     try:
         async with asyncio.timeout(sandbox.start_timeout_s):
-            client = await _ready(host, paths, process)
-            return RunningDaemon(client, process, capacity=sandbox.max_live, log=paths.log)
-    except TimeoutError:
+            client = await _ready(host, paths, process, config.instance)
+        return RunningDaemon(client, process, capacity=sandbox.max_live, log=paths.log)
+    except BaseException as error:
         await process.stop()
-        raise UnavailableError(
-            f"the sandbox daemon on {host.name} was not ready within {sandbox.start_timeout_s:g} s; {paths.log} ends:\n"
-            + await _tail(host, paths.log),
-            hint="Read the log; raise sandbox.start_timeout_s on a slow host.",
-        ) from None
-    except BaseException:
-        await process.stop()
+        if isinstance(error, TimeoutError):
+            raise UnavailableError(
+                f"the sandbox daemon on {host.name} was not ready within {sandbox.start_timeout_s:g} s; {paths.log} "
+                f"ends:\n{await _tail(host, paths.log)}",
+                hint="Read the log; raise sandbox.start_timeout_s on a slow host.",
+            ) from None
         raise
 
 
@@ -133,12 +134,12 @@ async def gc(sandbox: schema.Sandbox, *, run_dir: str, label: str | None = None)
         await backend.aclose()
 
 
-async def _ready(host: Host, paths: Paths, process: Process) -> SandboxClient:
+async def _ready(host: Host, paths: Paths, process: Process, instance: str) -> SandboxClient:
     """Waits for the daemon's socket (a host has no event for that, so it is tried) or for its end (an event)."""
     ended = asyncio.ensure_future(process.wait())
     probe = SandboxClient(f"unix:{paths.socket}", "", name=host.name)
     try:
-        while not await probe.health(deadline_s=_COMMAND_S):
+        while not await probe.health(deadline_s=_COMMAND_S, instance=instance):
             if (await asyncio.wait([ended], timeout=_RETRY_S))[0]:
                 raise UnavailableError(
                     f"the sandbox daemon on {host.name} ended with exit code {ended.result()}; {paths.log} ends:\n"
