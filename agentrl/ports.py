@@ -156,8 +156,8 @@ class TaskSource(Protocol):
 class Journal(Protocol):
     """Durable before it counts. Writes queue in order and commit in groups; `await`ed calls return once durable."""
 
-    def record_event(self, now: float, event: bytes) -> None:
-        """Queue one scheduler event."""
+    def record_event(self, now: float, event: bytes, commands: bytes) -> None:
+        """Queue one scheduler event, with a digest of the commands it led to (`scheduler.commands.digest`)."""
         ...
 
     def record_turn(self, attempt: AttemptId, payload: TurnPayload) -> None:

@@ -128,9 +128,13 @@ class Run:
 
 
 def _identity(recipe: Recipe) -> str:
-    """What must not change between two processes of one run: all but how long it goes on and how it is served."""
+    """What must not change between two processes of one run: all but how long it goes on and how it is served.
+
+    The scheduler's policy counts as a whole, since parts of it follow from how the run is served.
+    """
     stable = msgspec.structs.replace(recipe, steps=1, engines=type(recipe.engines)(), sandbox=type(recipe.sandbox)())
-    return hashlib.sha256(msgspec.json.encode(stable)).hexdigest()[:16]
+    policy = msgspec.structs.replace(policy_of(recipe), steps=1)
+    return hashlib.sha256(msgspec.json.encode((stable, policy))).hexdigest()[:16]
 
 
 @dataclass
@@ -140,7 +144,7 @@ class _Prepared:
     model: Path
     template: ChatTemplate
     journal: SqliteJournal
-    past: list[tuple[float, bytes]]
+    past: list[tuple[float, bytes, bytes]]
     token_file: Path
     store: DiskWeightStore
     label: str

@@ -14,7 +14,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.journal.faults import explain, unseal
 from agentrl.records import AttemptId, Trajectory, TurnPayload
 
-SCHEMA = 1
+SCHEMA = 2
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ class JournalReader:
         with self._connected() as db:
             return dict(db.execute("SELECT key, value FROM meta"))
 
-    def events(self) -> Iterator[tuple[float, bytes]]:
-        """(now, event as recorded), in order."""
+    def events(self) -> Iterator[tuple[float, bytes, bytes]]:
+        """(now, event as recorded, digest of the commands it led to), in order."""
         with self._connected() as db:
-            for seq, now, blob in db.execute("SELECT seq, now, payload FROM events ORDER BY seq"):
-                yield now, unseal(self.path, f"event {seq}", blob)
+            for seq, now, blob, commands in db.execute("SELECT seq, now, payload, commands FROM events ORDER BY seq"):
+                yield now, unseal(self.path, f"event {seq}", blob), commands
 
     def turns(self, attempt: AttemptId) -> list[TurnPayload]:
         """The durable turns of an unfinished attempt, from 0, without a gap."""

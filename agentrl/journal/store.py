@@ -1,6 +1,7 @@
 """The run's memory: one SQLite file, written by one process.
 
-Four tables. `events` is the scheduler's input, enough to replay every decision. `turns` holds unfinished
+Four tables. `events` is the scheduler's input, enough to replay every decision, each with a digest of the commands
+it led to, so that a replay can be compared. `turns` holds unfinished
 conversations, to resume them. `trajectories` holds finished ones. `meta` says which schema and recipe they belong to.
 Blobs are msgpack behind a CRC-32. Journal mode WAL with synchronous=FULL: what is acknowledged survives a power cut.
 """
@@ -25,7 +26,8 @@ from agentrl.records import AttemptId, Trajectory, TurnPayload
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, now REAL NOT NULL, payload BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY, now REAL NOT NULL, payload BLOB NOT NULL, commands BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS turns (
     attempt TEXT NOT NULL, idx INTEGER NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (attempt, idx));
 CREATE TABLE IF NOT EXISTS trajectories (attempt TEXT PRIMARY KEY, payload BLOB NOT NULL);
@@ -66,9 +68,11 @@ class SqliteJournal:
             raise
         return cls(path, lock_fd, GroupCommit(db, partial(explain, path)))
 
-    def record_event(self, now: float, event: bytes) -> None:
+    def record_event(self, now: float, event: bytes, commands: bytes) -> None:
         self._writer.put(
-            lambda db: db.execute("INSERT INTO events (now, payload) VALUES (?, ?)", (now, seal(event))),
+            lambda db: db.execute(
+                "INSERT INTO events (now, payload, commands) VALUES (?, ?, ?)", (now, seal(event), commands)
+            )
         )
 
     def record_turn(self, attempt: AttemptId, payload: TurnPayload) -> None:
@@ -130,8 +134,8 @@ class SqliteJournal:
         await self._writer.commit()
         return await asyncio.to_thread(self._reader.load, attempts)
 
-    def events(self) -> Iterator[tuple[float, bytes]]:
-        """(now, event) as recorded and durable, in order. Blocking: for start-up, before the loop is busy."""
+    def events(self) -> Iterator[tuple[float, bytes, bytes]]:
+        """(now, event, digest of its commands) as recorded and durable, in order. Blocking: for start-up."""
         return self._reader.events()
 
     @property

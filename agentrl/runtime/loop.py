@@ -1,6 +1,6 @@
 """The driver: one inbox, one TaskGroup, one core. Live and simulated runs use this same loop.
 
-await one event, or the core's next deadline  ->  journal it  ->  handle  ->  obey the orders
+await one event, or the core's next deadline  ->  handle  ->  journal it  ->  obey the orders
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, DataError
 from agentrl.records import Task
 from agentrl.runtime.effects import Effects, Observer, World
 from agentrl.scheduler import commands as orders
@@ -55,17 +55,25 @@ class Driver:
             self._progress_at = now
             self.post(news.Progressed(turns=1))
 
-    def resume(self, journal: Iterable[tuple[float, bytes]]) -> int:
+    def resume(self, journal: Iterable[tuple[float, bytes, bytes]]) -> int:
         """Bring the core to where an earlier process left it. Returns how many processes came before.
 
         Blocking; before `run`. Tasks of open groups are asked for again: their order is a pure function of the seed.
+        DataError where this core decides otherwise than the one that wrote the journal: its bank and ledger would not
+        be those of the run.
         """
-        processes, offered, now = 0, 0, 0.0
-        for now, data in journal:
+        processes, offered = 0, 0
+        for seq, (now, data, digest) in enumerate(journal, start=1):
             event = news.decode(data)
             processes += isinstance(event, news.Resumed)
             offered += isinstance(event, news.TaskOffered)
-            self._laws.note(self.core, self.core.handle(event, now))
+            commands = self.core.handle(event, now)
+            if orders.digest(commands) != digest:
+                raise DataError(
+                    f"the journal does not replay: this scheduler decides otherwise at event {seq} ({now:.3f} s)",
+                    hint="resume with the agentrl and the recipe that the run was started with, or start a new run",
+                )
+            self._laws.note(self.core, commands)
         wanted = {group.task for group in self.core.table.groups.values()}
         self._offered_before = [task for task in self.world.tasks.next_tasks(offered) if task.id in wanted]
         missing = wanted - {task.id for task in self._offered_before}
@@ -94,8 +102,8 @@ class Driver:
         while True:
             event = await self._next_event()
             now = world.clock()
-            world.journal.record_event(now, news.encode(event))
             commands = core.handle(event, now)
+            world.journal.record_event(now, news.encode(event), orders.digest(commands))
             for order in commands:
                 effects.obey(order)
             self._laws.note(core, commands)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import msgspec
 
 from agentrl.records import AttemptId, GroupId, GroupProof, Place, Record, TaskId, Version
@@ -94,5 +97,10 @@ Command = (
 )
 
 
-def encode(commands: list[Command]) -> bytes:
+def encode(commands: Sequence[Command]) -> bytes:
     return msgspec.json.encode(commands)
+
+
+def digest(commands: Sequence[Command]) -> bytes:
+    """8 bytes that tell one list of commands from another: kept beside each journalled event, compared in a replay."""
+    return hashlib.blake2b(encode(commands), digest_size=8).digest()

@@ -147,13 +147,13 @@ class MemoryJournal:
     """`ports.Journal`. What was recorded becomes durable at the next `flush` or `keep`; `crash` forgets the rest."""
 
     def __init__(self) -> None:
-        self.log: list[tuple[float, bytes]] = []
+        self.log: list[tuple[float, bytes, bytes]] = []
         self._turns: dict[AttemptId, dict[int, bytes]] = {}
         self._trajectories: dict[AttemptId, bytes] = {}
         self._queued: list[Callable[[], object]] = []
 
-    def record_event(self, now: float, event: bytes) -> None:
-        self._queued.append(lambda: self.log.append((now, event)))
+    def record_event(self, now: float, event: bytes, commands: bytes) -> None:
+        self._queued.append(lambda: self.log.append((now, event, commands)))
 
     def record_turn(self, attempt: AttemptId, payload: TurnPayload) -> None:
         blob = msgspec.msgpack.encode(payload)

@@ -29,7 +29,7 @@ async def play(journal, member, first):
             journal.record_turn(attempt, turn_payload(index))
             await journal.flush()
             print("turn", group, member, index, flush=True)
-        journal.record_event(float(group), b"ended")
+        journal.record_event(float(group), b"ended", b"")
         await journal.keep(trajectory(attempt, reply=200))
         print("kept", group, member, 0, flush=True)
 
@@ -95,7 +95,7 @@ async def main():
             kept.append(group)
     except UserError as exc:
         print(exc, "|", exc.hint)
-    for again in (lambda: journal.record_event(0.0, b""), lambda: None):
+    for again in (lambda: journal.record_event(0.0, b"", b""), lambda: None):
         try:
             again()
         except UserError as exc:
@@ -136,9 +136,9 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path) -> Non
 def test_reading_while_it_is_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         journal = SqliteJournal.open(tmp_path / "run.sqlite")
-        journal.record_event(1.0, b"one")
+        journal.record_event(1.0, b"one", b"orders")
         await journal.flush()
-        assert list(JournalReader(tmp_path / "run.sqlite").events()) == [(1.0, b"one")]
+        assert list(JournalReader(tmp_path / "run.sqlite").events()) == [(1.0, b"one", b"orders")]
         await journal.aclose()
 
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import AgentRLError, DataError, InfraError, UserError
 from agentrl.journal.faults import explain
-from agentrl.journal.reader import JournalReader
+from agentrl.journal.reader import SCHEMA, JournalReader
 from agentrl.journal.store import SqliteJournal
 from agentrl.records import TurnPayload
 from tests.builders import attempt_id, trajectory, turn_payload
@@ -34,7 +34,7 @@ def test_what_is_written_is_there_after_reopening(path: Path) -> None:
     async def first() -> None:
         journal = SqliteJournal.open(path)
         for now in range(5):
-            journal.record_event(float(now), b"event %d" % now)
+            journal.record_event(float(now), b"event %d" % now, b"digest %d" % now)
         for index in range(3):
             journal.record_turn(attempt_id(1), turn_payload(index))
             journal.record_turn(attempt_id(2), turn_payload(index))
@@ -44,7 +44,7 @@ def test_what_is_written_is_there_after_reopening(path: Path) -> None:
 
     async def second() -> None:
         journal = reopened(path)
-        assert list(journal.events()) == [(float(now), b"event %d" % now) for now in range(5)]
+        assert list(journal.events()) == [(float(now), b"event %d" % now, b"digest %d" % now) for now in range(5)]
         assert await journal.load([kept.attempt]) == [kept]
         assert await journal.kept(kept.attempt) == kept
         assert await journal.turns(kept.attempt) == []
@@ -132,7 +132,7 @@ def test_a_closed_journal_says_so(path: Path) -> None:
         journal = SqliteJournal.open(path)
         await journal.aclose()
         with pytest.raises(InfraError, match="the journal is closed"):
-            journal.record_event(0.0, b"")
+            journal.record_event(0.0, b"", b"")
         with pytest.raises(InfraError, match="the journal is closed"):
             await journal.flush()
 
@@ -147,7 +147,7 @@ def test_a_record_that_cannot_be_written_fails_everyone_waiting_and_the_next(pat
         with pytest.raises(AgentRLError, match="could not be journalled"):
             await journal.keep(trajectory(attempt_id(3)))
         with pytest.raises(AgentRLError, match="could not be journalled"):
-            journal.record_event(0.0, b"")
+            journal.record_event(0.0, b"", b"")
         with pytest.raises(AgentRLError, match="could not be journalled"):
             await journal.aclose()
 
@@ -176,7 +176,7 @@ def test_a_second_owner_is_refused_and_told_who_has_it(path: Path) -> None:
         assert process.stdout.readline() == "open\n"
         with pytest.raises(UserError, match=f"the run is open in process {process.pid}"):
             SqliteJournal.open(path)
-        assert JournalReader(path).meta()["schema"] == "1"  # reading is free
+        assert JournalReader(path).meta()["schema"] == str(SCHEMA)  # reading is free
         process.kill()
     asyncio.run(reopened(path).aclose())  # the lock went with its owner
 
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_found_before_it_is_trained_on(path: Path, table: str) -> None:
     async def write() -> None:
         journal = SqliteJournal.open(path)
-        journal.record_event(0.0, b"an event")
+        journal.record_event(0.0, b"an event", b"")
         journal.record_turn(attempt_id(2), turn_payload())
         await journal.keep(trajectory(attempt_id(1)))
         await journal.aclose()
