@@ -69,7 +69,6 @@ class Telemetry(Listener):
         self._cut: dict[int, tuple[float, float]] = {}  # batch -> (when it was cut, how long the trainer had waited)
         self._cut_before = 0.0
         self._finished: dict[Version, float] = {}
-        self._written = 0  # steps that metrics.jsonl has
         self._restore()
         self.trace = Trace(folder / "trace.json")
 
@@ -100,8 +99,12 @@ class Telemetry(Listener):
         spent = sum(self._by_group.pop(proof.group, 0) for proof in batch.proofs)
         total.wasted += max(0, spent - trained)
         self._finished[report.version] = now
-        self.steps.append(self._step(batch, report, trained))
+        step = self._step(batch, report, trained)
+        self.steps = [s for s in self.steps if s["step"] != step["step"]] + [step]  # a redelivered batch counts once
+        with (self._folder / "metrics.jsonl").open("ab") as lines:
+            lines.write(msgspec.json.encode(step) + b"\n")
         self.trace.step(batch, report, now)
+        self._shown(step)
 
     def staged(self, engine: str, version: Version, seconds: float) -> None:
         self._stage_s[engine, version] = seconds
@@ -241,25 +244,26 @@ class Telemetry(Listener):
         }
 
     def write(self, core: Core, now: float) -> None:
-        """summary.json whole and atomically; metrics.jsonl gains the lines it lacks."""
+        """summary.json, whole and atomically."""
         _replace(self._folder / "summary.json", msgspec.json.format(msgspec.json.encode(self.summary(core, now))))
-        with (self._folder / "metrics.jsonl").open("ab") as lines:
-            for step in self.steps[self._written :]:
-                lines.write(msgspec.json.encode(step) + b"\n")
-                self._shown(step)
-        self._written = len(self.steps)
 
     def _restore(self) -> None:
-        path = self._folder / "summary.json"
-        if not path.is_file():
-            return
-        before = msgspec.json.decode(path.read_bytes())
-        self.steps = before["steps"]
-        self._written = len(self.steps)
-        self._publications = {p["version"]: p for p in before["publications"]}
-        self._sum = msgspec.convert(before["totals"], _Totals)
-        self._last = msgspec.structs.replace(self._sum)
-        self._cut_before = before["elapsed_s"]
+        """Carry on from the last summary; a step that was measured after it is in metrics.jsonl."""
+        path, lines = self._folder / "summary.json", self._folder / "metrics.jsonl"
+        steps: dict[int, dict[str, Any]] = {}
+        if lines.is_file():
+            for line in lines.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):  # a writer that was killed may leave half a line
+                    step = msgspec.json.decode(line)
+                    steps[step["step"]] = step
+        if path.is_file():
+            before = msgspec.json.decode(path.read_bytes())
+            steps |= {step["step"]: step for step in before["steps"]}
+            self._publications = {p["version"]: p for p in before["publications"]}
+            self._sum = msgspec.convert(before["totals"], _Totals)
+            self._last = msgspec.structs.replace(self._sum)
+            self._cut_before = before["elapsed_s"]
+        self.steps = [steps[number] for number in sorted(steps)]
 
     def close(self) -> None:
         self.trace.close()

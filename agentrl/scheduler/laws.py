@@ -33,6 +33,9 @@ class Laws:
         self.audit(core)
 
     def note(self, core: Core, commands: list[order.Command]) -> None:
+        if not self._trainer <= core.version <= self._trainer + 1:
+            raise LawBroken(8, f"the trainer went from version {self._trainer} to {core.version}")
+        self._trainer = core.version
         for command in commands:
             match command:
                 case order.StartAttempt():
@@ -127,9 +130,6 @@ class Laws:
             raise LawBroken(9, f"{core.places_used} places used of {core.policy.window_groups}")
 
     def _publication(self, core: Core) -> None:
-        if not self._trainer <= core.version <= self._trainer + 1:
-            raise LawBroken(8, f"the trainer went from version {self._trainer} to {core.version}")
-        self._trainer = core.version
         swapping = 0
         for engine in core.router.engines.values():
             key = (engine.name, engine.epoch)
