@@ -8,6 +8,7 @@
     ├── InfraError           a process, host or network failed under an attempt: retry
     │   ├── EngineLost       the engine is gone or answers nonsense
     │   ├── SandboxLost      the sandbox (or its daemon) is gone, with its state
+    │   ├── ReplayDiverged   the commands gave another result in a fresh sandbox: start over
     │   └── DeadlineError    a call to a port did not end in its time
     ├── TaskError            the task's own folder, set-up or verifier is broken: drop, quarantine
     └── DataError            stored data does not match its checksum or its schema
@@ -57,7 +58,10 @@ class NoProgressError(AgentRLError):
 
 
 class InfraError(AgentRLError):
+    """`resumable`: the next try may go on from the durable turns of this one."""
+
     blame = Blame.INFRA
+    resumable = True
 
 
 class EngineLost(InfraError):
@@ -66,6 +70,10 @@ class EngineLost(InfraError):
 
 class SandboxLost(InfraError):
     pass
+
+
+class ReplayDiverged(InfraError):
+    resumable = False
 
 
 class DeadlineError(InfraError):

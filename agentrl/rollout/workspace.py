@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from agentrl.errors import InfraError, SandboxLost, UnavailableError
+from agentrl.errors import InfraError, ReplayDiverged, SandboxLost, UnavailableError
 from agentrl.ports import Sandbox, SandboxHost, Verifier
 from agentrl.records import ExecResult, Turn, Verdict
 from agentrl.rollout.observation import render
@@ -94,7 +94,9 @@ class Workspace:
                 lane=turn.lane,
             )
             if digest(render(result, order.observation_chars)) != turn.output_sha:
-                raise InfraError(f"{order.attempt}: sandbox replay diverged at turn {turn.index}: {turn.command!r}")
+                raise ReplayDiverged(
+                    f"{order.attempt}: another result of turn {turn.index} in a fresh sandbox: {turn.command!r}"
+                )
         return box
 
 

@@ -162,6 +162,20 @@ class MemoryJournal:
     def forget(self, attempt: AttemptId) -> None:
         self._queued.append(lambda: self._turns.pop(attempt, None))
 
+    def adopt(self, earlier: Sequence[AttemptId], attempt: AttemptId) -> None:
+        def write() -> None:
+            for old in earlier:
+                if turns := self._turns.pop(old, None):
+                    self._turns.setdefault(attempt, {}).update(turns)
+                if blob := self._trajectories.pop(old, None):
+                    kept = msgspec.structs.replace(msgspec.msgpack.decode(blob, type=Trajectory), attempt=attempt)
+                    self._trajectories[attempt] = msgspec.msgpack.encode(kept)
+
+        self._queued.append(write)
+
+    def discard(self, attempts: Sequence[AttemptId]) -> None:
+        self._queued.append(lambda: [self._trajectories.pop(attempt, None) for attempt in attempts])
+
     async def turns(self, attempt: AttemptId) -> list[TurnPayload]:
         await self.flush()
         blobs = self._turns.get(attempt, {})

@@ -6,6 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,33 @@ def test_reading_while_it_is_written(tmp_path: Path) -> None:
         await journal.aclose()
 
     asyncio.run(scenario())
+
+
+def test_turns_a_second(tmp_path: Path) -> None:
+    """`pytest tests/live/test_journal_crash.py -k second -s` prints the figures. The bar is far below them: a loaded
+    machine must pass too."""
+    payload = turn_payload(reply=200, observed=200)
+
+    async def rate(journal: SqliteJournal, writers: int, turns: int) -> float:
+        async def writer(member: int) -> None:
+            for _ in range(turns):
+                journal.record_turn(attempt_id(writers, member), payload)
+                await journal.flush()
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for member in range(writers):
+                group.create_task(writer(member))
+        return writers * turns / (time.perf_counter() - began)
+
+    async def scenario() -> float:
+        journal = SqliteJournal.open(tmp_path / "run.sqlite")
+        best = 0.0
+        for writers, turns in ((1, 100), (16, 50), (128, 20)):
+            rates = [await rate(journal, writers, turns) for _ in range(3)]
+            best = max(best, *rates)
+            print(f"{writers:4} conversations: {sorted(rates)[1]:8,.0f} durable turns/s (median of 3)")
+        await journal.aclose()
+        return best
+
+    assert asyncio.run(scenario()) >= 1_000

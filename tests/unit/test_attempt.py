@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.errors import AgentRLError, DeadlineError, EngineLost, InfraError, SandboxLost, TaskError
+from agentrl.errors import AgentRLError, DeadlineError, EngineLost, InfraError, ReplayDiverged, SandboxLost, TaskError
 from agentrl.records import Blame, Place, Sampling, Span, Stop, Trajectory, Turn, Verdict, Version
 from agentrl.rollout.attempt import Ports, play
 from agentrl.rollout.order import Openings
@@ -278,7 +278,8 @@ def test_a_sandbox_lost_again_and_again_is_an_infra_fault() -> None:
 def test_a_replay_that_diverges_is_never_trained_on() -> None:
     host = MemorySandboxHost(losses=1)
     ports = fake_ports(call("clock"), call("lose x"), answer(), sandboxes=host)
-    assert "diverged at turn 0" in fails(InfraError, ports)
+    assert "another result of turn 0" in fails(ReplayDiverged, ports)
+    assert not ReplayDiverged.resumable
 
 
 def test_a_sandbox_lost_while_grading() -> None:
