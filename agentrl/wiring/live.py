@@ -1,4 +1,4 @@
-"""Builds one run out of concrete parts. The only module that knows them all."""
+"""Builds one live run out of concrete parts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -15,18 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-import agentrl
 from agentrl import ports
-from agentrl.errors import UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.journal.store import SqliteJournal
 from agentrl.publish.store import DiskWeightStore
 from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
-from agentrl.records import AttemptId, EngineInfo, GroupId, Sampling, Task, TaskId, Version
-from agentrl.rollout.order import Order
+from agentrl.records import EngineInfo, Version
 from agentrl.rollout.template import ChatTemplate
 from agentrl.runtime.api import Face
 from agentrl.runtime.collector import Collector
@@ -39,76 +32,15 @@ from agentrl.sandbox.launch import RunningDaemon, start_daemon
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
-from agentrl.scheduler.policy import Policy
 from agentrl.serve.launch import start_engine
 from agentrl.serve.sglang import SGLangEngine
-from agentrl.tasks.chores import ChoresSource
-from agentrl.tasks.harbor import HarborSource
 from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
+from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
 
 log = logging.getLogger("agentrl.wiring")
 
 _EPOCHS_PER_PROCESS = 1_000
-
-
-def model_path(recipe: Recipe) -> Path:
-    """The initial policy's folder. UserError where it is not there."""
-    name = recipe.model.path
-    shipped = Path(agentrl.__file__).parent / "models" / name.removeprefix("builtin:")
-    path = shipped if name.startswith("builtin:") else Path(name)
-    if not (path / "config.json").is_file():
-        raise UserError(
-            f"model.path: {name}: no model here ({path / 'config.json'} is missing)",
-            hint="name a model folder, or builtin:tiny",
-        )
-    return path
-
-
-def policy_of(recipe: Recipe) -> Policy:
-    return Policy(
-        steps=recipe.steps,
-        groups=recipe.batch.groups,
-        siblings=recipe.batch.siblings,
-        spare=recipe.batch.spare,
-        window_groups=recipe.window_groups,
-        window_attempts=recipe.window_attempts,
-        bound=recipe.freshness.K,
-        retries=recipe.schedule.retries,
-        attempt_timeout_s=recipe.schedule.attempt_timeout_s,
-        stall_s=recipe.schedule.stall_s,
-        order=recipe.publish.order,
-        max_unavailable=recipe.publish.max_unavailable,
-        move_margin=recipe.schedule.move_margin,
-    )
-
-
-def task_source(recipe: Recipe, folder: Path) -> ports.TaskSource:
-    if recipe.tasks.source == "harbor":
-        return HarborSource(Path(recipe.tasks.path), seed=recipe.seed)
-    return ChoresSource(folder / "tasks", kinds=recipe.tasks.kinds, instances=recipe.tasks.instances, seed=recipe.seed)
-
-
-def _order_template(recipe: Recipe, label: str) -> Order:
-    blank = Task(id=TaskId(""), kind="", instruction="", root="")
-    return Order(
-        attempt=AttemptId(GroupId(0), 0, 0),
-        task=blank,
-        sampling=Sampling(
-            max_new_tokens=recipe.rollout.max_new_tokens,
-            temperature=recipe.rollout.temperature,
-            top_p=recipe.rollout.top_p,
-        ),
-        context_tokens=recipe.model.context_tokens,
-        max_turns=recipe.rollout.max_turns,
-        label=label,
-        parse_limit=recipe.rollout.parse_limit,
-        observation_chars=recipe.rollout.observation_chars,
-        system=recipe.rollout.system,
-        lease_s=recipe.sandbox.lease_s,
-        request_timeout_s=recipe.engines.request_timeout_s,
-        deadline_s=recipe.schedule.attempt_timeout_s,
-    )
 
 
 @dataclass
@@ -125,16 +57,6 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         return self.telemetry.summary(self.driver.core, self.driver.world.clock())
-
-
-def _identity(recipe: Recipe) -> str:
-    """What must not change between two processes of one run: all but how long it goes on and how it is served.
-
-    The scheduler's policy counts as a whole, since parts of it follow from how the run is served.
-    """
-    stable = msgspec.structs.replace(recipe, steps=1, engines=type(recipe.engines)(), sandbox=type(recipe.sandbox)())
-    policy = msgspec.structs.replace(policy_of(recipe), steps=1)
-    return hashlib.sha256(msgspec.json.encode((stable, policy))).hexdigest()[:16]
 
 
 @dataclass
@@ -155,14 +77,14 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     model = model_path(recipe)
     template = ChatTemplate.from_folder(str(model))
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    journal = SqliteJournal.open(folder / "run.sqlite", recipe=_identity(recipe))
+    journal = SqliteJournal.open(folder / "run.sqlite", recipe=identity(recipe))
     store = DiskWeightStore(str(folder / "weights"))
     if store.latest() is None:
         store.adopt(str(model))
     (folder / "recipe.toml").write_text(show.dump(recipe))
     digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
     return _Prepared(
-        model, template, journal, list(journal.events()), _token(folder), store, label=f"{recipe.name}-{digest}"
+        model, template, journal, list(journal.events()), token_file(folder), store, label=f"{recipe.name}-{digest}"
     )
 
 
@@ -190,7 +112,7 @@ async def build_live(
             weights=ready.store,
             trainer=Collector(folder / "batches", Version(0)) if fixed_weights else desk,
             template=ready.template,
-            order=order_maker(_order_template(recipe, ready.label)),
+            order=order_maker(order_template(recipe, ready.label)),
             clock=clock,
             new_rid=lambda: uuid.uuid4().hex,
             keep_versions=recipe.publish.keep_versions,
@@ -327,16 +249,6 @@ class _Parts:
             await keep_trainer(start, post, restarts=self.recipe.train.restarts)
 
         return [face.service(0), train] if trainer else [face.service(0)]
-
-
-def _token(folder: Path) -> Path:
-    """The run's secret, readable by its owner only; kept over restarts."""
-    path = folder / "token"
-    if not path.exists():
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_hex(32))
-    return path
 
 
 def _run_clock(offset: float) -> Callable[[], float]:

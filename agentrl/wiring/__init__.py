@@ -1,0 +1,6 @@
+"""The only package that knows concrete classes: it builds runs and services out of them."""
+
+from agentrl.wiring.derive import policy_of
+from agentrl.wiring.live import Run, build_live
+
+__all__ = ["Run", "build_live", "policy_of"]
