@@ -89,7 +89,7 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    bos = {"content": "<|endoftext|>", "lstrip": False}
+    bos = {"__type": "AddedToken", "content": "<|endoftext|>", "special": True}
     return ChatTemplate.from_folder(folder(tmp_path_factory.mktemp("chatml"), CHATML, "<|im_end|>", bos_token=bos))
 
 
@@ -219,3 +219,24 @@ def test_older_folders_keep_both_in_the_tokenizers_config(tmp_path: Path) -> Non
     (tmp_path / "generation_config.json").unlink()
     template = ChatTemplate.from_folder(tmp_path)
     assert template.stop_ids == (tokenizer().token_to_id("<|user|>"),)
+
+
+@pytest.mark.parametrize("kind", ["glm", "chatml", "tiny"])
+def test_it_says_what_transformers_would_say(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Same template, same conversation: one rendering of the whole, against opening + reply + observation."""
+    from transformers import PreTrainedTokenizerFast
+
+    path = TINY if kind == "tiny" else Path(request.getfixturevalue(kind)._where)
+    template = ChatTemplate.from_folder(path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(path)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "List the files, please."},
+        {"role": "assistant", "content": "I look."},
+        {"role": "tool", "content": "a.txt\nb.txt"},
+    ]
+    whole = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    ours = template.opening("Be brief.", "List the files, please.")
+    ours += [*template.plain("I look."), *template.observation("a.txt\nb.txt", after=-1)]
+    # a template may write the turn's opening differently once the turn is history; the rest must agree to the letter
+    assert text(template, ours).replace("<think></think>\n", "") == str(whole).replace("<think></think>\n", "")
