@@ -65,6 +65,9 @@ def make_checkpoint(folder: Path, seed: int, **changes: Any) -> Path:
     return folder
 
 
+torch.set_num_threads(1)  # the machine is shared with the engine under test
+
+
 @cache
 def plain_model(folder: Path) -> Any:
     from transformers import Glm4MoeForCausalLM

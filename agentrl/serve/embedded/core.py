@@ -244,9 +244,10 @@ class Core:
         logits = self.model.prefill(self.kv, parts)
         if done:
             finished = [request for _, request in done]
-            for request in finished:
-                self.ranks[request.rank].keep(request)
             self._accept(finished, *self._sampler.sample(logits[[index for index, _ in done]], finished))
+            for request in finished:
+                if request.finish is None:
+                    self.ranks[request.rank].keep(request)
 
     def _decode(self, batch: _Batch) -> None:
         logits = self.model.decode(self.kv, batch.tokens, batch.rows, batch.positions)
