@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -295,11 +296,18 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _raise_file_limit() -> None:
+    """Hundreds of connections and boxes need more descriptors than the customary soft limit of 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentrl.sandbox.daemon", description=__doc__)
     parser.add_argument("--config-file", type=Path, required=True)
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _raise_file_limit()
     try:
         asyncio.run(serve(load_config(arguments.config_file)))
     except AgentRLError as error:

@@ -236,6 +236,8 @@ class Leases:
         return asyncio.get_running_loop().call_later(self._promote_after_s, promote)
 
     async def _move(self, lease: Lease, ticket: Ticket) -> None:
+        if lease.executing != 1:
+            return  # it ended in this moment
         try:
             await lease.box.set_cpus(ticket.cpus)
         except (SandboxLost, OSError) as error:

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 
 _PLAIN = re.compile(r"[^\s'\"\\$`;|&<>()#]+")
 _IN_DOUBLE = re.compile(r'[^"\\$`]+')
+_MAX_STEPS = 20_000
+"""Pieces (words, quotes, separators) of one text: a person or a model writes dozens. Bounds the time, not the length,
+so that a long here-document costs nothing."""
+
 _BLANK = " \t\r\f\v"
 
 
 class ShellSyntaxError(ValueError):
-    """A quote or a parenthesis is never closed."""
+    """A quote or a parenthesis is never closed, or the text has more pieces than are worth reading."""
 
 
 @dataclass
@@ -56,7 +60,11 @@ class _Scanner:
         return self.stack[-1]
 
     def run(self) -> list[Command]:
+        steps = 0
         while self.at < len(self.text):
+            steps += 1
+            if steps > _MAX_STEPS:
+                raise ShellSyntaxError("too many pieces to read")
             if self.top.double:
                 self.in_double()
             else:

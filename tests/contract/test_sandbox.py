@@ -290,6 +290,20 @@ def test_a_cancelled_call_kills_its_command(daemon: Daemon) -> None:
     daemon.run(scenario)
 
 
+def test_a_cancelled_open_leaves_nothing(daemon: Daemon) -> None:
+    async def scenario(client: SandboxClient) -> None:
+        command, marker = marked()
+        call = asyncio.create_task(
+            client.open(task(setup=(command,), command_timeout_s=3_600), label="a", lease_s=60, request_id=rid())
+        )
+        await until(client, lambda lanes, _: lanes[Lane.RESET].running == 1)
+        call.cancel()
+        await until(client, lambda lanes, live: live == lanes[Lane.RESET].running == 0)
+        await gone(marker)
+
+    daemon.run(scenario)
+
+
 def test_close_ends_what_runs_and_is_idempotent(daemon: Daemon) -> None:
     async def scenario(client: SandboxClient) -> None:
         command, marker = marked()
