@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 _PLAIN = re.compile(r"[^\s'\"\\$`;|&<>()#]+")
 _IN_DOUBLE = re.compile(r'[^"\\$`]+')
-_MAX_STEPS = 20_000
+_MAX_STEPS = 10_000
 """Pieces (words, quotes, separators) of one text: a person or a model writes dozens. Bounds the time, not the length,
 so that a long here-document costs nothing."""
+
+_MAX_NESTING = 50
 
 _BLANK = " \t\r\f\v"
 
@@ -63,7 +65,7 @@ class _Scanner:
         steps = 0
         while self.at < len(self.text):
             steps += 1
-            if steps > _MAX_STEPS:
+            if steps > _MAX_STEPS or len(self.stack) > _MAX_NESTING:
                 raise ShellSyntaxError("too many pieces to read")
             if self.top.double:
                 self.in_double()
