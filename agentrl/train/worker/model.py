@@ -78,8 +78,15 @@ class Policy:
         return torch.cat(parts)
 
     def save(self, folder: str) -> None:
-        """config.json and safetensors in the layout that the model's family publishes (and SGLang loads)."""
+        """Safetensors in the layout that the model's family publishes (and SGLang loads), and nothing beside them.
+
+        The configuration stays the one that the model came with: transformers would write it in its own dialect, which
+        another version of it, or an engine, may not read.
+        """
         self.model.save_pretrained(folder)
+        for file in Path(folder).iterdir():
+            if ".safetensors" not in file.name:
+                file.unlink()
 
     def forward(self, tokens: Ints, positions: Ints, predict: Ints, lengths: tuple[int, ...]) -> Tensor:
         """tokens, positions [T], predict [N] -> logits [N, V]. lengths: of the documents, sum T."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, UnavailableError
 from agentrl.records import Batch, StepReport, Version
 from agentrl.train.config import WorkerConfig
 from agentrl.train.worker.checkpoint import Answer, Checkpoints
@@ -69,11 +69,12 @@ class Session:
         """Step, weights into the store, checkpoint: in this order, each complete before the next begins.
 
         Abandoned where `stop` was set before the optimizer moved. DataError where `batch.version` cannot be reached.
+        The report's seconds hold the step and the weights; its checkpoint, made after it, is not in them.
         """
         began = time.perf_counter()
         if batch.version != self.version:
             self._go_to(batch.version)
-        metrics = self._learner.step(batch, stop)
+        metrics = self._step(batch, stop)
         saved = time.perf_counter()
         self._store.put(self.version, self._learner.policy.save, extra={"batch": batch.id})
         metrics["save_s"] = time.perf_counter() - saved
@@ -83,6 +84,15 @@ class Session:
         if self.version % self._config.train.checkpoint_every == 0:
             self._checkpoints.save(self._learner, self.last)
         return report
+
+    def _step(self, batch: Batch, stop: threading.Event) -> dict[str, float]:
+        try:
+            return self._learner.step(batch, stop)
+        except (MemoryError, RuntimeError) as exc:
+            if "memory" not in str(exc) and not isinstance(exc, MemoryError):
+                raise
+            message = f"batch {batch.id}: no memory for a row of {self._config.train.micro_tokens} tokens: {exc}"
+            raise UnavailableError(message, hint="Lower train.micro_tokens.") from exc
 
     def _go_to(self, version: Version) -> None:
         """To the version the run expects: its checkpoint; or its weights with the moments of the nearest one before."""
