@@ -11,13 +11,12 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import AgentRLError, DeadlineError, EngineLost, UnavailableError, UserError
 from agentrl.ports import Host, Process
-from agentrl.records import EngineInfo, Version
 from agentrl.recipe.schema import Engines
+from agentrl.records import EngineInfo, Record, Version
 from agentrl.serve.sglang import SGLangEngine
 
 LOOPBACK = "127.0.0.1"
@@ -115,20 +114,20 @@ async def start_engine(
     Its log is `run_dir/logs/NAME.log`. UnavailableError with the log's tail where it ends, or is not ready within
     `engines.start_timeout_s`; then nothing of it is left. The caller closes the client and stops the process.
     """
+    launch = _Launch(
+        engines=engines,
+        name=name,
+        model_path=model_path,
+        version=version,
+        context_tokens=context_tokens,
+        run_dir=run_dir,
+        token_file=token_file,
+        token=_token(token_file),
+        served_name=f"agentrl-{name}-{secrets.token_hex(8)}",
+    )
     for attempt in range(PORT_ATTEMPTS):
-        port = _port(engines, name)
         try:
-            return await _start_on(
-                host,
-                engines,
-                port,
-                name=name,
-                model_path=model_path,
-                version=version,
-                context_tokens=context_tokens,
-                run_dir=run_dir,
-                token_file=token_file,
-            )
+            return await _start(host, launch, _port(engines, name))
         except UnavailableError as exc:
             taken = "address already in use" in str(exc).lower()
             if not taken or engines.base_port or attempt == PORT_ATTEMPTS - 1:
@@ -136,74 +135,69 @@ async def start_engine(
     raise AssertionError("unreachable")
 
 
-async def _start_on(
-    host: Host,
-    engines: Engines,
-    port: int,
-    *,
-    name: str,
-    model_path: str,
-    version: Version,
-    context_tokens: int,
-    run_dir: str,
-    token_file: str,
-) -> tuple[SGLangEngine, EngineInfo, Process]:
-    served_name = f"agentrl-{name}-{secrets.token_hex(8)}"
-    token = _token(token_file)
-    log = str(Path(run_dir) / "logs" / f"{name}.log")
-    env: dict[str, str] = {}
-    if engines.kind == "embedded":
-        argv = embedded_command(
-            engines,
-            model_path,
-            port,
-            version=version,
-            context_tokens=context_tokens,
-            token_file=token_file,
-            served_name=served_name,
-        )
-    else:
-        config_file = Path(run_dir) / f"{name}.sglang.yaml"
-        sglang_config(config_file, token)
+class _Launch(Record):
+    """What one engine is to be."""
+
+    engines: Engines
+    name: str
+    model_path: str
+    version: Version
+    context_tokens: int
+    run_dir: str
+    token_file: str
+    token: str
+    served_name: str
+
+    @property
+    def log(self) -> str:
+        return str(Path(self.run_dir) / "logs" / f"{self.name}.log")
+
+    def command(self, port: int) -> tuple[list[str], dict[str, str]]:
+        """argv and environment."""
+        if self.engines.kind == "embedded":
+            argv = embedded_command(
+                self.engines,
+                self.model_path,
+                port,
+                version=self.version,
+                context_tokens=self.context_tokens,
+                token_file=self.token_file,
+                served_name=self.served_name,
+            )
+            return argv, {}
+        config_file = Path(self.run_dir) / f"{self.name}.sglang.yaml"
+        sglang_config(config_file, self.token)
         argv = sglang_command(
-            engines,
-            model_path,
+            self.engines,
+            self.model_path,
             port,
-            version=version,
-            context_tokens=context_tokens,
+            version=self.version,
+            context_tokens=self.context_tokens,
             config_file=str(config_file),
-            served_name=served_name,
+            served_name=self.served_name,
         )
-        env = SGLANG_ENV
-    process = await host.start(argv, log=log, env=env, label=name)
-    engine = SGLangEngine(
-        name,
-        f"http://{LOOPBACK}:{port}",
-        token,
-        request_timeout_s=engines.request_timeout_s,
-        admin_timeout_s=engines.admin_timeout_s,
-    )
+        return argv, SGLANG_ENV
+
+
+async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, EngineInfo, Process]:
+    argv, env = launch.command(port)
+    process = await host.start(argv, log=launch.log, env=env, label=launch.name)
+    engine = _client(launch.name, f"http://{LOOPBACK}:{port}", launch.token, launch.engines)
     try:
-        info = await _prove(engine, process, served_name, version, engines.start_timeout_s)
+        return engine, await _prove(engine, process, launch), process
     except BaseException as exc:
         await engine.aclose()
         await process.stop()
         if isinstance(exc, AgentRLError):
-            tail = await _tail(host, log)
-            raise UnavailableError(f"engine {name} did not start: {exc}\n{tail}", hint=f"See {log}.") from exc
+            tail = await _tail(host, launch.log)
+            message = f"engine {launch.name} did not start: {exc}\n{tail}"
+            raise UnavailableError(message, hint=f"See {launch.log}.") from exc
         raise
-    return engine, info, process
 
 
 async def attach_engine(name: str, url: str, token: str, engines: Engines) -> tuple[SGLangEngine, EngineInfo]:
     """An engine that somebody else started and stops. UnavailableError where it does not serve."""
-    engine = SGLangEngine(
-        name,
-        url,
-        token,
-        request_timeout_s=engines.request_timeout_s,
-        admin_timeout_s=engines.admin_timeout_s,
-    )
+    engine = _client(name, url, token, engines)
     try:
         return engine, await engine.info(deadline_s=engines.admin_timeout_s)
     except BaseException as exc:
@@ -213,28 +207,38 @@ async def attach_engine(name: str, url: str, token: str, engines: Engines) -> tu
         raise
 
 
-async def _prove(
-    engine: SGLangEngine, process: Process, served_name: str, version: Version, timeout_s: float
-) -> EngineInfo:
+def _client(name: str, url: str, token: str, engines: Engines) -> SGLangEngine:
+    return SGLangEngine(
+        name,
+        url,
+        token,
+        request_timeout_s=engines.request_timeout_s,
+        admin_timeout_s=engines.admin_timeout_s,
+    )
+
+
+async def _prove(engine: SGLangEngine, process: Process, launch: _Launch) -> EngineInfo:
     """Wait for readiness or the process's end, whichever comes first; then ask who answers."""
     ended = asyncio.ensure_future(process.wait())
     serving = asyncio.ensure_future(_until_ready(engine))
     try:
-        await asyncio.wait({ended, serving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {ended, serving}, timeout=launch.engines.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if ended.done():
             raise UnavailableError(f"its process ended with code {ended.result()}")
         if not serving.done():
-            raise DeadlineError(f"not ready within {timeout_s:g} s")
+            raise DeadlineError(f"not ready within {limit_s:g} s")
     finally:
         for task in (ended, serving):
             task.cancel()
         await asyncio.gather(ended, serving, return_exceptions=True)
     server = await engine.server_info(deadline_s=10)
-    if server.served_model_name != served_name:
+    if server.served_model_name != launch.served_name:
         raise UnavailableError(f"{engine.url} is answered by another server ({server.served_model_name!r})")
     info = await engine.info(deadline_s=10)
-    if info.version != version:
-        raise UnavailableError(f"it holds version {info.version}, not {version}")
+    if info.version != launch.version:
+        raise UnavailableError(f"it holds version {info.version}, not {launch.version}")
     return info
 
 
@@ -273,6 +277,3 @@ def _port(engines: Engines, name: str) -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
-
-
-__all__: Sequence[str] = ("attach_engine", "embedded_command", "sglang_command", "sglang_config", "start_engine")
