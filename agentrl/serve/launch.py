@@ -222,9 +222,8 @@ async def _prove(engine: SGLangEngine, process: Process, launch: _Launch) -> Eng
     ended = asyncio.ensure_future(process.wait())
     serving = asyncio.ensure_future(_until_ready(engine))
     try:
-        await asyncio.wait(
-            {ended, serving}, timeout=launch.engines.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        limit_s = launch.engines.start_timeout_s
+        await asyncio.wait({ended, serving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             raise UnavailableError(f"its process ended with code {ended.result()}")
         if not serving.done():
