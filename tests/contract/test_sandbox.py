@@ -35,6 +35,7 @@ from agentrl.sandbox import launch
 from agentrl.sandbox.client import DaemonUnreachable, RemoteSandbox, SandboxClient
 from agentrl.sandbox.cpusets import parse_cpus
 from agentrl.sandbox.daemon import load_config
+from agentrl.tasks.verifier import HarborVerifier
 
 pytestmark = pytest.mark.live
 
@@ -322,6 +323,27 @@ def test_close_ends_what_runs_and_is_idempotent(daemon: Daemon) -> None:
     daemon.run(scenario)
 
 
+def test_a_verifier_grades_from_outside(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.sh").write_text(
+        "#!/bin/sh\nif grep -q right answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    )
+
+    async def scenario(client: SandboxClient) -> None:
+        asked = task(root=str(tmp_path))
+        for answer, reward in (("right", 1.0), ("wrong", 0.0)):
+            async with box(client, root=str(tmp_path)) as opened:
+                _, marker = marked()
+                await sh(opened, f"echo {answer} > answer; setsid sleep {marker} >/dev/null 2>&1 & echo ok")
+                assert "test.sh" not in await sh(opened, "ls /tests 2>/dev/null || true")
+                verdict = await HarborVerifier().grade(asked, opened, request_id=rid())
+                assert (verdict.reward, verdict.blame) == (reward, None), verdict
+                await gone(marker)
+        assert {s.lane: s.done for s in (await client.status(deadline_s=PATIENCE_S)).lanes}[Lane.VERIFY] >= 2
+
+    daemon.run(scenario)
+
+
 # --- idempotence ----------------------------------------------------------------------------------------------------
 
 
@@ -530,6 +552,30 @@ def test_a_killed_daemon_means_lost_sandboxes_and_its_successor_reaps(tmp_path: 
             assert await client.gc() == 0
 
         daemon.run(go_on)
+
+
+def test_a_lost_launcher_loses_its_boxes_and_not_the_daemon(tmp_path: Path) -> None:
+    require("namespace")
+    with Daemon(tmp_path, "namespace") as daemon:
+        command, marker = marked()
+
+        async def scenario(client: SandboxClient) -> None:
+            opened = await client.open(task(), label="a", lease_s=60, request_id=rid())
+            call = asyncio.create_task(opened.exec(command, timeout_s=3_600, request_id=rid()))
+            await until(client, lambda lanes, _: lanes[Lane.COMMAND].running == 1)
+            assert daemon.process
+            for child in psutil.Process(daemon.process.pid).children():
+                child.kill()
+            with pytest.raises(SandboxLost):
+                await call
+            await gone(marker)
+            await until(client, lambda _, live: live == 0)
+            with pytest.raises(SandboxLost):
+                await sh(opened, "true")
+            async with box(client) as fresh:
+                assert await sh(fresh, "echo again") == "again\n"
+
+        daemon.run(scenario)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "lifeline"])
