@@ -21,6 +21,10 @@ def make_backend(name: str, *, root: str, state_dir: str, hide: Sequence[str] = 
         from agentrl.sandbox.backends.namespace import NamespaceBackend
 
         return NamespaceBackend(root=root, state_dir=state_dir, hide=hide)
+    if name == "bubblewrap":
+        from agentrl.sandbox.backends.bubblewrap import BubblewrapBackend
+
+        return BubblewrapBackend(root=root, state_dir=state_dir, hide=hide)
     if name == "process":
         from agentrl.sandbox.backends.process import ProcessBackend
 

@@ -99,9 +99,8 @@ class ChannelBox:
     """A box behind an init. Subclasses say how it is reset and killed."""
 
     def __init__(self, spec: BoxSpec, control: socket.socket) -> None:
-        control.setblocking(False)
-        self._spec, self._control = spec, control
-        self._dead = False
+        self._spec = spec
+        self._opened(control)
 
     @property
     def id(self) -> str:
@@ -139,7 +138,7 @@ class ChannelBox:
         raise SandboxLost(f"box {self.id}: {reply['error']}", hint="Retry in a fresh sandbox.")
 
     async def set_cpus(self, cpus: tuple[int, ...]) -> None:
-        await self._must(init.CPUS, {"cpus": cpus})
+        await self._must(init.CPUS, {"op": "move", "cpus": cpus})
 
     async def put(self, files: Mapping[str, File]) -> None:
         listing = [(path, file.mode, len(file.data)) for path, file in files.items()]
@@ -173,6 +172,10 @@ class ChannelBox:
             return await call(self._control, kind, head, blob, deadline_s=deadline_s)
         except (ConnectionError, DeadlineError) as e:
             raise SandboxLost(f"box {self.id} is gone: {e}", hint="Retry in a fresh sandbox.") from e
+
+    def _opened(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        self._control, self._dead = control, False
 
     def _closed(self) -> None:
         self._dead = True

@@ -9,6 +9,7 @@ program composes while it runs is not seen: such a task needs the namespace back
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -91,6 +92,8 @@ class ProcessBackend:
                 if not cgroups.owner_lives(scratch.name.rpartition("@")[2]):
                     shutil.rmtree(scratch, ignore_errors=True)
                     count += 1
+            with contextlib.suppress(OSError):  # other boxes of this run live
+                run.rmdir()
         return count
 
     async def aclose(self) -> None:

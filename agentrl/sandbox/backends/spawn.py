@@ -17,7 +17,12 @@ _CODE = (
 
 
 async def spawn(
-    interpreter: Sequence[str], module: str, env: Mapping[str, str], *, package: str = str(PACKAGE)
+    interpreter: Sequence[str],
+    module: str,
+    env: Mapping[str, str],
+    *,
+    package: str = str(PACKAGE),
+    fds: Sequence[int] = (),
 ) -> tuple[socket.socket, asyncio.subprocess.Process]:
     """`interpreter` runs `module.main()`, its socket's number in argv[1]. Everything else goes through the environment,
     which no box can read. Returns our end, non-blocking; the program ends when it is closed."""
@@ -28,6 +33,6 @@ async def spawn(
             *interpreter, "-I", "-S", "-c", _CODE, str(theirs.fileno()),
             env={"AGENTRL_PACKAGE": package, "AGENTRL_MAIN": module, **env},
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()], start_new_session=True, cwd="/",
+            pass_fds=[theirs.fileno(), *fds], start_new_session=True, cwd="/",
         )  # fmt: skip
     return mine, process

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 PREFIX = "agentrl-"
 _REMOVE_S = 2.0  # a killed process leaves its group within microseconds of being reaped; this bounds a stuck one
@@ -67,7 +67,7 @@ class Group:
                 _write(f"{self.memory}/memory.swap.max", "0")
         _write(f"{self.pids}/pids.max", str(pids + _SPARE_PIDS))
         if cpus:
-            self.set_cpus(cpus)
+            _write(f"{self.cpuset}/cpuset.cpus", cpu_list(cpus))
 
     def _inherit_cpuset(self, directory: str) -> None:
         """Version 1 starts a group with empty sets, in which nothing can run."""
@@ -82,23 +82,13 @@ class Group:
         for directory in self.directories:
             _write(f"{directory}/cgroup.procs", "0")
 
-    def set_cpus(self, cpus: Sequence[int]) -> None:
-        _write(f"{self.cpuset}/cpuset.cpus", cpu_list(cpus))
-
-    def oom_counter(self) -> Callable[[], int]:
-        """Reads how many processes of the box the kernel killed at the memory limit, ever; also from inside the box,
-        where no control group is mounted."""
-        name = "memory.oom_control" if self.version == 1 else "memory.events"
-        fd = os.open(f"{self.memory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-
-        def read() -> int:
-            for line in os.pread(fd, 4096, 0).decode().splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill":
-                    return int(value)
-            return 0
-
-        return read
+    def handles(self) -> tuple[int, int]:
+        """Descriptors that work inside a box, where no control group is mounted: of the CPU set, of the OOM count."""
+        oom = "memory.oom_control" if self.version == 1 else "memory.events"
+        return (
+            os.open(f"{self.cpuset}/cpuset.cpus", os.O_WRONLY | os.O_CLOEXEC),
+            os.open(f"{self.memory}/{oom}", os.O_RDONLY | os.O_CLOEXEC),
+        )
 
     def remove(self) -> None:
         deadline = time.monotonic() + _REMOVE_S
@@ -106,6 +96,20 @@ class Group:
             _remove(directory, deadline)
             with contextlib.suppress(OSError):  # other boxes of this run still use the parent
                 os.rmdir(os.path.dirname(directory))
+
+
+def move(cpuset: int, cpus: Sequence[int]) -> None:
+    """Puts the whole box on `cpus`, what runs included: one write, 0.2 ms."""
+    os.pwrite(cpuset, cpu_list(cpus).encode(), 0)
+
+
+def oom_kills(oom: int) -> int:
+    """Processes of the box that the kernel killed at the memory limit, ever."""
+    for line in os.pread(oom, 4096, 0).decode().splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill":
+            return int(value)
+    return 0
 
 
 def _remove(directory: str, deadline: float) -> bool:

@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from agentrl.sandbox.backends.inside import files, supervisor, wire
+from agentrl.sandbox.backends.inside import cgroups, files, supervisor, wire
 
 CALL, SWEEP, RESET, CPUS = b"c", b"s", b"r", b"p"
 
@@ -32,7 +32,7 @@ class Box:
     """What the init needs of its surroundings; each backend fills it in its own way.
 
     enter: run by a worker, takes it into the box and drops its privileges. renew: a fresh file system, called with no
-    process left; None where the backend replaces the whole box instead. move: put the box on CPUs, None where
+    process left; None where the backend replaces the whole box instead. handles: of `cgroups.Group.handles`, None where
     commands take an affinity.
     """
 
@@ -42,9 +42,9 @@ class Box:
         *,
         enter: Callable[[], None],
         renew: Callable[[], None] | None,
-        move: Callable[[list[int]], None] | None,
+        handles: tuple[int, int] | None,
     ) -> None:
-        self.policy, self.enter, self.renew, self.move = policy, enter, renew, move
+        self.policy, self.enter, self.renew, self.handles = policy, enter, renew, handles
 
 
 def serve(control: socket.socket, box: Box) -> None:
@@ -83,7 +83,7 @@ class _Init:
         if not kind or not fds:
             return False
         channel = socket.socket(fileno=fds[0])
-        if kind == CALL:
+        if kind == CALL or (kind == CPUS and self._box.handles is None):
             self._fork_worker(channel)
         else:
             self._serve_here(kind, channel)
@@ -119,22 +119,13 @@ class _Init:
             elif kind == RESET and self._box.renew is not None:
                 self._sweep()
                 self._box.renew()
-            elif kind == CPUS:
-                self._move(request["cpus"])
+            elif kind == CPUS and self._box.handles is not None:
+                cgroups.move(self._box.handles[0], request["cpus"])
             wire.reply(channel, answer)
         except OSError as e:
             wire.reply(channel, {"error": str(e), "errno": e.errno})
         finally:
             channel.close()
-
-    def _move(self, cpus: list[int]) -> None:
-        if self._box.move is not None:
-            self._box.move(cpus)
-            return
-        for pid in supervisor.descendants(os.getpid()):
-            with contextlib.suppress(OSError):
-                for thread in os.listdir(f"/proc/{pid}/task"):
-                    os.sched_setaffinity(int(thread), cpus)
 
     def _reap(self) -> None:
         while True:
@@ -154,16 +145,17 @@ class _Init:
             channel.close()
 
     def _sweep(self) -> int:
-        workers = set(self._workers)
-        count = sum(pid not in workers for pid in supervisor.descendants(os.getpid()))
+        """Whoever loses its parent becomes our child, so what is reaped here is all there was."""
         for channel in self._workers.values():
             wire.reply(channel, _killed(137, "sweep"))
             channel.close()
+        workers = set(self._workers)
         self._workers.clear()
         kill_all()
+        count = 0
         with contextlib.suppress(ChildProcessError):
             while True:
-                os.waitpid(-1, 0)
+                count += os.waitpid(-1, 0)[0] not in workers
         return count
 
 
@@ -182,12 +174,14 @@ def _work(channel: socket.socket, box: Box) -> None:
         request, blob = wire.receive(channel)
         channel.settimeout(None)
         if request.get("cpus"):
-            if box.move is not None:
-                box.move(request["cpus"])
+            if box.handles is not None:
+                cgroups.move(box.handles[0], request["cpus"])
             else:
                 box.policy.cpus = request["cpus"]
         box.enter()
-        if request["op"] == "exec":
+        if request["op"] == "move":
+            wire.reply(channel, supervisor.move(os.getppid(), request["cpus"]))
+        elif request["op"] == "exec":
             supervisor.run(channel, request, box.policy)
         elif request["op"] == "put":
             wire.reply(channel, files.put(request["files"], blob))

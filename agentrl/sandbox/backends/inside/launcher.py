@@ -231,18 +231,18 @@ def _make_box(spec: wire.Head, template: Template, group: cgroups.Group | None, 
                 os.close(fd)
         kernel.drop_privileges()
 
-    counted = group is not None
+    handles = group.handles() if group else None
     policy = supervisor.Policy(
         workdir=spec["workdir"],
         env=spec["env"],
-        oom_kills=group.oom_counter() if group else lambda: 0,
-        processes=0 if counted else spec["pids"],
-        memory_bytes=0 if counted else spec["memory_mb"] << 20,
+        oom=handles[1] if handles else -1,
+        processes=0 if handles else spec["pids"],
+        memory_bytes=0 if handles else spec["memory_mb"] << 20,
     )
     renew()
     kernel.limit_privileges()
     kernel.close_to_inspection()
-    return box_init.Box(policy, enter=enter, renew=renew, move=group.set_cpus if group else None)
+    return box_init.Box(policy, enter=enter, renew=renew, handles=handles)
 
 
 def _inner_user_namespace() -> int:

@@ -30,7 +30,6 @@ def main() -> None:
     policy = supervisor.Policy(
         workdir=settings["workdir"],
         env=settings["env"],
-        oom_kills=lambda: 0,
         shell="/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh",
         memory_bytes=settings["memory_mb"] << 20,
         file_bytes=settings["disk_mb"] << 20,
@@ -39,7 +38,7 @@ def main() -> None:
     renew()
     control.send(b"ok")
     try:
-        init.serve(control, init.Box(policy, enter=lambda: None, renew=renew, move=None))
+        init.serve(control, init.Box(policy, enter=lambda: None, renew=renew, handles=None))
     finally:
         init.kill_all()
         shutil.rmtree(scratch, ignore_errors=True)

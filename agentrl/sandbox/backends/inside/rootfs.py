@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from agentrl.sandbox.backends.inside import kernel
 
 _SHOWN = ("usr", "etc", "opt", "var", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_EMPTY = {"root": 0o700, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "media": 0o755}
+EMPTY = {"root": 0o700, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "media": 0o755}
 # Below /var: what package managers need, nothing that services of the host keep there.
 _VAR = ("lib", "cache", "run", "lock")
 _VAR_LIB = (
@@ -26,6 +26,27 @@ _VAR_LIB = (
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi", "acpi", "sysrq-trigger")
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys")
+
+
+def shown() -> tuple[list[str], dict[str, str]]:
+    """Top folders of the host that a box sees, each an overlay of its own, and top links with their targets. Not one
+    overlay of `/`: a user namespace may not clone a mount with others below it."""
+    links = {name: os.readlink(f"/{name}") for name in _SHOWN if os.path.islink(f"/{name}")}
+    return [name for name in _SHOWN if name not in links and os.path.isdir(f"/{name}")], links
+
+
+def private(layers: Sequence[str], hide: Sequence[str]) -> Iterator[str]:
+    """Host paths below the shown folders that a box must not see. A path may lie below an earlier one."""
+    yield from _unreadable("/etc")
+    for folder, keep in (("/var", _VAR), ("/var/lib", _VAR_LIB)):
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name not in keep and not entry.is_symlink():
+                    yield entry.path
+    for path in hide:
+        real = os.path.realpath(path)
+        if os.path.exists(real) and real.split("/")[1] in layers:
+            yield real
 
 
 class Template:
@@ -43,35 +64,13 @@ class Template:
         self.box, self.masks, self.devices = f"{base}/box", f"{base}/masks", f"{base}/dev"
         for folder in (self.box, self.masks, self.devices):
             os.mkdir(folder)
-        self.layers: list[str] = []  # relative to the root, each an overlay of its own; "" is the root itself
-        self.links: dict[str, str] = {}
         if self.root == "/":
-            self._pick_layers()
-            self._mask_private(hide)
+            self.layers, self.links = shown()
+            for path in private(self.layers, hide):
+                self._mask(path)
         else:
-            self.layers.append("")
+            self.layers, self.links = [""], {}  # one overlay of all of it
         self._make_devices()
-
-    def _pick_layers(self) -> None:
-        """Overlays of whole folders, not of `/`: a user namespace may not clone a mount with others below it."""
-        for name in _SHOWN:
-            if os.path.islink(f"/{name}"):
-                self.links[name] = os.readlink(f"/{name}")
-            elif os.path.isdir(f"/{name}"):
-                self.layers.append(name)
-
-    def _mask_private(self, hide: Sequence[str]) -> None:
-        for path in _unreadable("/etc"):
-            self._mask(path)
-        for folder, keep in (("/var", _VAR), ("/var/lib", _VAR_LIB)):
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name not in keep and not entry.is_symlink():
-                        self._mask(entry.path)
-        for path in hide:
-            real = os.path.realpath(path)
-            if os.path.exists(real) and real.split("/")[1] in self.layers:
-                self._mask(real)
 
     def _mask(self, path: str) -> None:
         """Shadows a folder with an empty opaque one, a file with an empty one, below copies of its parents."""
@@ -145,7 +144,7 @@ class Template:
         for name in ("proc", "dev", "sys"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(f"{root}/{name}")
-        for name, mode in _EMPTY.items():
+        for name, mode in EMPTY.items():
             if not os.path.lexists(f"{root}/{name}"):
                 os.mkdir(f"{root}/{name}")
                 os.chmod(f"{root}/{name}", mode)

@@ -14,10 +14,10 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agentrl.sandbox.backends.inside import kernel, wire
+from agentrl.sandbox.backends.inside import cgroups, kernel, wire
 
 _DRAIN_S = 0.1  # for output still in flight after the command ended, where a background child holds the pipe
 _KILL_S = 5.0  # for killed processes to be gone; longer means stuck in the kernel
@@ -31,7 +31,7 @@ class Policy:
 
     workdir: str
     env: dict[str, str]
-    oom_kills: Callable[[], int]
+    oom: int = -1  # descriptor of the control group's count; -1: there is none
     shell: str = "/bin/sh"
     processes: int = 0  # RLIMIT_NPROC, counted in the box's own user namespace; 0: a control group counts
     memory_bytes: int = 0  # RLIMIT_DATA of each process, and sampled for all together
@@ -39,6 +39,9 @@ class Policy:
     file_bytes: int = 0  # RLIMIT_FSIZE
     sampled_processes: int = 0
     cpus: list[int] = field(default_factory=list)  # affinity, where there is no cpuset
+
+    def oom_kills(self) -> int:
+        return cgroups.oom_kills(self.oom) if self.oom >= 0 else 0
 
     @property
     def sampled(self) -> bool:
@@ -130,6 +133,8 @@ class _Run:
                 self._end(over)
                 return
         self._drain(time.monotonic() + _DRAIN_S)
+        if self._policy.disk_bytes and self._over_limit() == "disk":
+            self.killed = "disk"
 
     def _service(self, ready: dict[int, int]) -> None:
         if self._wake in ready:
@@ -282,6 +287,15 @@ def kill_tree(root: int) -> int:
     doomed = list(descendants(root))
     _signal(doomed, signal.SIGKILL)
     return len(doomed)
+
+
+def move(root: int, cpus: list[int]) -> wire.Head:
+    """Another affinity for every thread below `root`, where no cpuset holds them together."""
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), cpus)
+    return {}
 
 
 def _signal(pids: list[int], number: int) -> None:
