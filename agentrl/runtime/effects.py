@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentrl import ports
-from agentrl.errors import AgentRLError, classify
+from agentrl.errors import AgentRLError, SandboxLost, UnavailableError, classify
 from agentrl.records import AttemptId, Batch, Blame, LoadReport, StepReport, Task, TaskId, Trajectory, Turn, Version
 from agentrl.rollout.attempt import play
 from agentrl.rollout.order import Openings, Order, Ports, Template
 from agentrl.runtime.placement import Cell
-from agentrl.runtime.supervisor import EngineKeeper
+from agentrl.runtime.supervisor import EngineKeeper, HostKeeper
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 
@@ -51,6 +51,7 @@ class World:
 
     engines: dict[str, ports.Engine] = field(default_factory=dict)
     keepers: dict[str, EngineKeeper] = field(default_factory=dict)
+    host_keepers: dict[str, HostKeeper] = field(default_factory=dict)
     hosts: dict[str, ports.SandboxHost] = field(default_factory=dict)
     tasks: ports.TaskSource
     verifier: ports.Verifier
@@ -140,12 +141,16 @@ class Effects:
         keeper = self.world.keepers.get(engine)
         return keeper is not None and await keeper.alive()
 
+    async def _host_alive(self, host: str) -> bool:
+        keeper = self.world.host_keepers.get(host)
+        return keeper is not None and await keeper.alive()
+
     async def _play(self, order: orders.StartAttempt, cell: Cell) -> None:
         world, attempt = self.world, order.attempt
         try:
             host = world.hosts.get(order.host)
             if host is None:
-                raise AgentRLError(f"sandbox host {order.host} is gone")
+                raise SandboxLost(f"sandbox host {order.host} is gone")
             trajectory = await play(
                 world.order(attempt, self._tasks[order.task], order.resume is not None),
                 Ports(
@@ -163,6 +168,8 @@ class Effects:
                 ),
             )
         except Exception as exc:
+            if isinstance(exc, SandboxLost | UnavailableError) and not await self._host_alive(order.host):
+                return  # the whole host is down: that news takes this attempt along, and it is not the attempt's fault
             self._failed(attempt, exc)
             return
         self.observer.ended(trajectory)

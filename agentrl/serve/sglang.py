@@ -40,6 +40,7 @@ class SGLangEngine:
         self._request_timeout_s = request_timeout_s
         self._admin_timeout_s = admin_timeout_s
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._version: Version | None = None  # what the engine last proved, or was last told, to hold
         self._embedded = False
         self._vocab: int | None = None
@@ -182,7 +183,7 @@ class SGLangEngine:
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
-            self._session = None
+        self._closed = True
 
     # --- HTTP ---
 
@@ -229,6 +230,8 @@ class SGLangEngine:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             )
         for pause_s in (*REFUSED_RETRY_S, None):
+            if self._closed:
+                raise aiohttp.ClientConnectionError("it was given up")
             try:
                 async with self._session.request(method, self._url + path, data=data) as response:
                     return response.status, await response.read()

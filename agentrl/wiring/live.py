@@ -26,7 +26,7 @@ from agentrl.runtime.collector import Collector
 from agentrl.runtime.desk import TrainerDesk
 from agentrl.runtime.effects import World, order_maker
 from agentrl.runtime.loop import Driver, Service
-from agentrl.runtime.supervisor import EngineKeeper, keep_host, keep_trainer
+from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, keep_trainer
 from agentrl.runtime.telemetry import Telemetry
 from agentrl.sandbox.launch import RunningDaemon, start_daemon
 from agentrl.scheduler import commands as orders
@@ -54,6 +54,10 @@ class Run:
 
     async def drive(self) -> orders.Finish:
         return await self.driver.run(self.steps)
+
+    def drain(self) -> None:
+        """Ask for an end soon that leaves a resumable run."""
+        self.driver.post(news.DrainAsked())
 
     def summary(self) -> dict[str, Any]:
         return self.telemetry.summary(self.driver.core, self.driver.world.clock())
@@ -216,7 +220,9 @@ class _Parts:
             return await start_daemon(LocalHost(), sandbox, run_dir=str(self.folder), label=self.ready.label)
 
         async def serve(post: Callable[[news.Event], None]) -> None:
-            await keep_host("local", start, self.world.hosts, post, restarts=sandbox.restarts)
+            keeper = HostKeeper("local", start, self.world.hosts, post, restarts=sandbox.restarts)
+            self.world.host_keepers["local"] = keeper
+            await keeper.run()
 
         return serve
 
@@ -246,7 +252,7 @@ class _Parts:
                 )
                 return _LiveTrainer(process)
 
-            await keep_trainer(start, post, restarts=self.recipe.train.restarts)
+            await keep_trainer(start, restarts=self.recipe.train.restarts)
 
         return [face.service(0), train] if trainer else [face.service(0)]
 
