@@ -26,10 +26,10 @@ _CONFUSED = {
 class Habits(msgspec.Struct, frozen=True):
     """Shares of attempts. The rest of them is done right."""
 
-    hasty: float = 0.22  # leaves the last command out
-    slip: float = 0.20  # one name is wrong
-    confused: float = 0.16  # the wrong command
-    look: float = 0.4  # begins with ls, whatever follows
+    hasty: float = 0.40  # leaves the last command out
+    slip: float = 0.10  # one name is wrong
+    confused: float = 0.10  # the wrong command
+    look: float = 0.5  # begins with ls, whatever follows
 
 
 def attempt(kind: str, seed: int, habits: Habits, rng: Random) -> list[str]:
