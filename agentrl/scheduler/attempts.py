@@ -9,6 +9,9 @@ from agentrl.scheduler import freshness
 from agentrl.scheduler.groups import Group, Member, Phase
 from agentrl.scheduler.state import State
 
+_REST_S = 0.25  # before the first new try of a member, doubled with each further one
+_REST_MAX_S = 30.0
+
 
 def current(state: State, attempt: AttemptId) -> Member | None:
     member = state.table.running.get(attempt)
@@ -80,10 +83,10 @@ def failed(state: State, event: news.AttemptFailed, now: float) -> None:
         drop(state, group, "task")
         return
     member.failures += 1
-    try_again(state, group, member, event.attempt if event.resumable else None)
+    try_again(state, group, member, event.attempt if event.resumable else None, now)
 
 
-def try_again(state: State, group: Group, member: Member, resume: AttemptId | None) -> None:
+def try_again(state: State, group: Group, member: Member, resume: AttemptId | None, now: float) -> None:
     """Back to waiting under a new try, or lost; a group that can no longer be whole is dropped."""
     if member.failures > state.policy.retries:
         member.phase = Phase.LOST
@@ -94,7 +97,8 @@ def try_again(state: State, group: Group, member: Member, resume: AttemptId | No
     state.ledger.retried += 1
     state.ledger.restarted += resume is None
     member.resume = resume
-    state.table.wait_again(group, member)
+    rest = min(_REST_S * 2 ** (member.failures - 1), _REST_MAX_S)
+    state.table.wait_again(group, member, now + rest)
 
 
 def drop(state: State, group: Group, reason: str) -> None:
@@ -121,6 +125,7 @@ def interrupt(state: State, attempt: AttemptId, reason: str) -> None:
 
 
 def expire(state: State, now: float) -> None:
+    state.table.wake(now)
     for attempt in state.table.overdue(now):
         member = state.table.running.get(attempt)
         if member is None:
@@ -129,4 +134,4 @@ def expire(state: State, now: float) -> None:
         state.last_fault = f"{attempt}: on {member.place} and {member.host} past its deadline"
         state.broken += 1
         member.failures += 1
-        try_again(state, state.table.groups[attempt.group], member, None)
+        try_again(state, state.table.groups[attempt.group], member, None, now)

@@ -68,6 +68,7 @@ class Table:
     groups: dict[GroupId, Group] = field(default_factory=dict)
     running: dict[AttemptId, Member] = field(default_factory=dict)
     _waiting: list[tuple[GroupId, int]] = field(default_factory=list)  # heap: oldest group first, then member
+    _resting: list[tuple[float, GroupId, int]] = field(default_factory=list)  # heap: who waits for its next try, until
     _deadlines: list[tuple[float, AttemptId]] = field(default_factory=list)  # heap, pruned lazily
     _next_group: int = 0
 
@@ -101,11 +102,20 @@ class Table:
         """The attempt is no longer current: whatever it still says is late news."""
         return self.running.pop(attempt, None)
 
-    def wait_again(self, group: Group, member: Member) -> None:
+    def wait_again(self, group: Group, member: Member, until: float | None = None) -> None:
+        """Back to waiting; not to be started before `until`, so that a fault that lasts does not eat all retries."""
         member.phase, member.place, member.host = Phase.WAITING, None, ""
         if member.resume is None:
             member.oldest = None
-        heapq.heappush(self._waiting, (group.id, member.index))
+        if until is None:
+            heapq.heappush(self._waiting, (group.id, member.index))
+        else:
+            heapq.heappush(self._resting, (until, group.id, member.index))
+
+    def wake(self, now: float) -> None:
+        while self._resting and self._resting[0][0] <= now:
+            _, group, member = heapq.heappop(self._resting)
+            heapq.heappush(self._waiting, (group, member))
 
     def current(self, group: Group) -> Iterator[AttemptId]:
         """The running tries of one group."""
@@ -124,4 +134,5 @@ class Table:
     def next_deadline(self) -> float | None:
         while self._deadlines and self._deadlines[0][1] not in self.running:
             heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        times = [heap[0][0] for heap in (self._deadlines, self._resting) if heap]
+        return min(times, default=None)
