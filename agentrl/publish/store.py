@@ -26,6 +26,7 @@ from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
+_LINK_FROM = 256 << 20  # bytes from which copying a user's file takes longer than it is worth
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
 
@@ -96,7 +97,7 @@ class DiskWeightStore:
     def adopt(self, folder: str) -> str:
         """Make version 0 from a model folder, unless there is one; returns its folder. UserError where it is no model.
 
-        Weights are linked where the disk allows: editing them in place later is what `verify` would find.
+        Large files are linked where the disk allows; that the model was edited in place later, `verify` would find.
         """
         if not (Path(folder) / "config.json").is_file():
             raise UserError(f"{folder}: no config.json, so not a model folder", hint="Check model.path in the recipe.")
@@ -104,7 +105,7 @@ class DiskWeightStore:
             return self.path(Version(0))
         with self._temporary(Version(0)) as temporary:
             for file in sorted(p for p in Path(folder).iterdir() if p.is_file() and p.name != MANIFEST):
-                _place(file, temporary / file.name, link=file.name.endswith(_WEIGHTS))
+                _place(file, temporary / file.name, link=file.stat().st_size >= _LINK_FROM)
             self._commit(Version(0), temporary, {"source": str(Path(folder).resolve())})
         return str(self._folder(Version(0)))
 

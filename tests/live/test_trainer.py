@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentrl.hosts.local import LocalHost
 from agentrl.publish.store import DiskWeightStore
-from agentrl.recipe.schema import Train
+from agentrl.recipe.schema import Recipe, Train
 from agentrl.records import Version
 from agentrl.train.config import WorkerConfig
+from agentrl.train.launch import start_trainer
 from tests.toy_policy import Face, make_batch, make_model
 
 pytestmark = pytest.mark.live
@@ -218,5 +220,26 @@ def test_a_step_that_does_not_end_is_an_error(model: Path, tmp_path: Path) -> No
             assert process.returncode == 1
             assert b"did not end within" in said
             assert b"Traceback" not in said
+
+    asyncio.run(main())
+
+
+def test_launched_as_a_run_launches_it(model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        recipe = Recipe(name="test", train=Train(lr=1e-4))
+        token = tmp_path / "token"
+        token.write_text("secret")
+        face = new_face()
+        async with face.serve() as url:
+            process = await start_trainer(
+                LocalHost(), recipe, run_dir=str(tmp_path), url=url, token_file=str(token), model_path=str(model)
+            )
+            try:
+                assert await asyncio.wait_for(process.wait(), 60) == 0
+            finally:
+                await process.stop(grace_s=0.1)
+        assert [r.metrics["lr"] for r in face.reports] == [1e-4] * 3
+        assert (tmp_path / "trainer.json").stat().st_mode & 0o777 == 0o600
+        assert "version 3: batch 2" in (tmp_path / "logs" / "trainer.log").read_text()
 
     asyncio.run(main())

@@ -58,14 +58,21 @@ def test_a_version_is_a_whole_model_folder(store: DiskWeightStore) -> None:
 def test_version_zero_is_the_model_as_given(store: DiskWeightStore, model: Path) -> None:
     path = Path(store.path(V(0)))
     assert (path / "model.safetensors").read_bytes() == b"initial"
-    assert (path / "model.safetensors").samefile(model / "model.safetensors")
-    assert (model / "model.safetensors").stat().st_mode & 0o777 == 0o600  # the user's file is as it was
-    assert not (path / "tokenizer.json").samefile(model / "tokenizer.json")
+    assert not (path / "model.safetensors").samefile(model / "model.safetensors")  # it may be edited in place
     before = (path / "manifest.json").stat().st_ino
     assert store.adopt(str(model)) == str(path)
     assert (path / "manifest.json").stat().st_ino == before  # a second time does nothing
     with pytest.raises(UserError, match="no config"):
         store.adopt(str(model.parent))
+
+
+def test_a_large_model_is_linked_and_left_as_it_was(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.publish.store._LINK_FROM", 7)
+    path = Path(DiskWeightStore(str(tmp_path / "weights")).adopt(str(model)))
+    assert (path / "model.safetensors").samefile(model / "model.safetensors")
+    assert (model / "model.safetensors").stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_is_visible_until_it_is_complete(store: DiskWeightStore, tmp_path: Path) -> None:
