@@ -8,9 +8,9 @@ in a block pool apart; a request copies what it reuses into its row once.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,8 +58,13 @@ class Kv:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeroed by the kernel page by page as it is used; torch.zeros would write, and so occupy, all of it at once."""
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    """Zeroed by the kernel page by page as it is used; torch.zeros would write, and so occupy, all of it at once.
+
+    Small pages on purpose: numpy's allocator asks for huge ones, which made a decode step 1.6 times slower here (rows
+    lie a power of two apart, and physically contiguous memory maps them to the same cache sets).
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class Model:
