@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from agentrl import ports
-from agentrl.errors import AgentRLError, InfraError, UnavailableError
+from agentrl.errors import AgentRLError, UnavailableError
 from agentrl.records import EngineInfo, RankLoad
 from agentrl.scheduler import events as news
 
@@ -75,7 +75,7 @@ class Keeper(ABC, Generic[R]):
 
     @abstractmethod
     async def _ask(self, running: R) -> None:
-        """A question that only a live one answers. InfraError where it does not."""
+        """A question that only a live one answers. An AgentRLError where it does not."""
 
     def restart(self, reason: str) -> None:
         """Give the present incarnation up."""
@@ -89,7 +89,7 @@ class Keeper(ABC, Generic[R]):
             return False
         try:
             await self._ask(running)
-        except InfraError as exc:
+        except AgentRLError as exc:
             if running is self._running:
                 self.restart(str(exc))
             return False
@@ -142,7 +142,7 @@ class Keeper(ABC, Generic[R]):
             try:
                 await self._ask(running)
                 lost = 0
-            except InfraError as exc:
+            except AgentRLError as exc:
                 lost += 1
                 if lost == _PROBES_LOST:
                     return f"no answer to {lost} questions: {exc}"
