@@ -39,11 +39,11 @@ class World:
     """`run` plays until the core finishes; `trouble` scales faults from 0 (kind) to 1 (rude)."""
 
     def __init__(
-        self, seed: int, *, trouble: float = 1.0, policy: Policy | None = None, core: Core | None = None
+        self, seed: int, *, trouble: float = 1.0, policy: Policy | None = None, core: type[Core] = Core
     ) -> None:
         self.rng = random.Random(seed)
         self.policy = policy or policy_of(self.rng)
-        self.core = Core(self.policy)
+        self.core = core(self.policy)
         self.laws = Laws()
         self.trouble = trouble
         self.now = 0.0
@@ -67,9 +67,10 @@ class World:
             self.later(4 * mean, event)
 
     def engine_up(self, name: str) -> None:
+        """A start may take longer than a step: the engine is then behind when it comes up."""
         self.engines[name] += 1
         self.held[name] = self.core.version
-        self.news(2.0, self._up(name))
+        self.news(self.rng.choice([2.0, 20.0]), self._up(name))
 
     def _up(self, name: str) -> news.EngineUp:
         return news.EngineUp(
