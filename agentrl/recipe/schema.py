@@ -44,6 +44,7 @@ class Engines(Section):
     args: tuple[str, ...] = ()  # sglang: more flags, verbatim
     python: str = ""  # sglang: the interpreter that has it installed; empty: this one
     attach: tuple[str, ...] = ()  # URLs of engines that already run; then nothing is started
+    token_file: str = ""  # of attached engines; empty: they ask for none
     base_port: Natural = 0  # 0: free ports
     start_timeout_s: Seconds = 120.0
     request_timeout_s: Seconds = 120.0  # one turn's generation
@@ -68,6 +69,7 @@ class Sandbox(Section):
     serving_cpus: str = ""  # CPU list kept for engines, e.g. "0-3"; empty: none kept
     lease_s: Seconds = 600.0  # an unrenewed sandbox is reaped after this
     max_live: Positive = 256
+    attach: str = ""  # folder of a daemon that already runs (`agentrl sandbox up` names it); then nothing is started
     start_timeout_s: Seconds = 30.0
     restarts: Natural = 5
 
