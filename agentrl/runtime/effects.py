@@ -10,14 +10,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-import msgspec
-
 from agentrl import ports
 from agentrl.errors import AgentRLError, SandboxLost, UnavailableError, classify
 from agentrl.records import AttemptId, Batch, Blame, LoadReport, StepReport, Task, TaskId, Trajectory, Turn, Version
-from agentrl.rollout.attempt import play
-from agentrl.rollout.order import Openings, Order, Ports, Template
 from agentrl.runtime.placement import Cell
+from agentrl.runtime.player import Heard, Player
 from agentrl.runtime.supervisor import EngineKeeper, HostKeeper
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -46,22 +43,18 @@ class Observer:
 class World:
     """The concrete parts of one run, live or simulated. Registries are filled by supervisors as things come up.
 
-    order: what every attempt is told; attempt, task and resume are filled in. admin_s: deadline of one weight call.
+    admin_s: deadline of one weight call.
     """
 
     engines: dict[str, ports.Engine] = field(default_factory=dict)
     keepers: dict[str, EngineKeeper] = field(default_factory=dict)
     host_keepers: dict[str, HostKeeper] = field(default_factory=dict)
-    hosts: dict[str, ports.SandboxHost] = field(default_factory=dict)
+    player: Player
     tasks: ports.TaskSource
-    verifier: ports.Verifier
     journal: ports.Journal
     weights: ports.WeightStore
     trainer: ports.Trainer
-    template: Template
-    order: Callable[[AttemptId, Task, bool], Order]
     clock: Callable[[], float]
-    new_rid: Callable[[], str]
     keep_versions: int
     admin_s: float
 
@@ -79,7 +72,6 @@ class Effects:
     _attempts: dict[AttemptId, asyncio.Task[None]] = field(default_factory=dict)
     _cells: dict[AttemptId, Cell] = field(default_factory=dict)
     _tasks: dict[TaskId, Task] = field(default_factory=dict)
-    _openings: Openings = field(default_factory=Openings)
 
     def remember(self, task: Task) -> None:
         """A task that a resumed run needs again."""
@@ -129,9 +121,6 @@ class Effects:
 
     def _start(self, order: orders.StartAttempt) -> None:
         attempt = order.attempt
-        if order.resume is not None:
-            earlier = [AttemptId(attempt.group, attempt.member, t) for t in range(attempt.attempt)]
-            self.world.journal.adopt(earlier, attempt)
         cell = self._cells[attempt] = Cell(order.place, self._alive)
         task = self._spawn(self._play(order, cell), str(attempt))
         self._attempts[attempt] = task
@@ -146,34 +135,20 @@ class Effects:
         return keeper is not None and await keeper.alive()
 
     async def _play(self, order: orders.StartAttempt, cell: Cell) -> None:
-        world, attempt = self.world, order.attempt
+        attempt = order.attempt
+        heard = Heard(
+            began=lambda version: self.post(news.AttemptBegan(attempt=attempt, oldest=version)),
+            turn=lambda turn: self._turn_done(attempt, turn),
+            ended=self.observer.ended,
+        )
         try:
-            host = world.hosts.get(order.host)
-            if host is None:
-                raise SandboxLost(f"sandbox host {order.host} is gone")
-            trajectory = await play(
-                world.order(attempt, self._tasks[order.task], order.resume is not None),
-                Ports(
-                    engines=world.engines,
-                    placement=cell,
-                    sandboxes=host,
-                    verifier=world.verifier,
-                    journal=world.journal,
-                    template=world.template,
-                    clock=world.clock,
-                    new_rid=world.new_rid,
-                    began=lambda version: self.post(news.AttemptBegan(attempt=attempt, oldest=version)),
-                    turn_done=lambda turn: self._turn_done(attempt, turn),
-                    openings=self._openings,
-                ),
-            )
+            facts = await self.world.player.play(order, self._tasks[order.task], cell, heard)
         except Exception as exc:
             if isinstance(exc, SandboxLost | UnavailableError) and not await self._host_alive(order.host):
                 return  # the whole host is down: that news takes this attempt along, and it is not the attempt's fault
             self._failed(attempt, exc)
             return
-        self.observer.ended(trajectory)
-        self.post(news.AttemptEnded(facts=trajectory.facts))
+        self.post(news.AttemptEnded(facts=facts))
 
     def _turn_done(self, attempt: AttemptId, turn: Turn) -> None:
         self.observer.turn(attempt, turn)
@@ -255,12 +230,3 @@ async def _sampled(engines: list[ports.Engine]) -> int:
     """Tokens sampled so far by those that answer."""
     counts = await asyncio.gather(*(e.generated_tokens(deadline_s=5.0) for e in engines), return_exceptions=True)
     return sum(count for count in counts if isinstance(count, int))
-
-
-def order_maker(template: Order) -> Callable[[AttemptId, Task, bool], Order]:
-    """Fill the blanks of a recipe's order."""
-
-    def make(attempt: AttemptId, task: Task, resume: bool) -> Order:
-        return msgspec.structs.replace(template, attempt=attempt, task=task, resume=resume)
-
-    return make

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from agentrl.rollout.template import ChatTemplate
 from agentrl.runtime.api import Face
 from agentrl.runtime.collector import Collector
 from agentrl.runtime.desk import TrainerDesk
-from agentrl.runtime.effects import World, order_maker
+from agentrl.runtime.effects import World
 from agentrl.runtime.loop import Driver, Service
-from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, keep_trainer
+from agentrl.runtime.player import LivePlayer
+from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, RunningEngine, RunningHost, keep_trainer
 from agentrl.runtime.telemetry import Telemetry
-from agentrl.sandbox.launch import RunningDaemon, start_daemon
+from agentrl.sandbox.launch import start_daemon
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -36,6 +38,7 @@ from agentrl.serve.launch import start_engine
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
+from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine, token_of
 from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
 
 log = logging.getLogger("agentrl.wiring")
@@ -73,6 +76,8 @@ class _Prepared:
     past: list[tuple[float, bytes, bytes]]
     token_file: Path
     store: DiskWeightStore
+    tasks: ports.TaskSource
+    engine_token: str  # of engines that are not ours
     label: str
 
 
@@ -80,6 +85,8 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     """Everything that can be wrong with the user's input is found here, before anything starts."""
     model = model_path(recipe)
     template = ChatTemplate.from_folder(str(model))
+    engine_token = token_of(recipe.engines)
+    tasks = task_source(recipe, folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     journal = SqliteJournal.open(folder / "run.sqlite", recipe=identity(recipe))
     store = DiskWeightStore(str(folder / "weights"))
@@ -88,7 +95,15 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     (folder / "recipe.toml").write_text(show.dump(recipe))
     digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
     return _Prepared(
-        model, template, journal, list(journal.events()), token_file(folder), store, label=f"{recipe.name}-{digest}"
+        model=model,
+        template=template,
+        journal=journal,
+        past=list(journal.events()),
+        token_file=token_file(folder),
+        store=store,
+        tasks=tasks,
+        engine_token=engine_token,
+        label=f"{recipe.name}-{digest}",
     )
 
 
@@ -109,16 +124,26 @@ async def build_live(
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
         desk = TrainerDesk(Version(0), clock)
-        world = World(
-            tasks=task_source(recipe, folder),
+        engines: dict[str, ports.Engine] = {}
+        hosts: dict[str, ports.SandboxHost] = {}
+        player = LivePlayer(
+            engines=engines,
+            hosts=hosts,
             verifier=HarborVerifier(),
+            journal=ready.journal,
+            template=ready.template,
+            template_order=order_template(recipe, ready.label),
+            clock=clock,
+            new_rid=lambda: uuid.uuid4().hex,
+        )
+        world = World(
+            engines=engines,
+            player=player,
+            tasks=ready.tasks,
             journal=ready.journal,
             weights=ready.store,
             trainer=Collector(folder / "batches", Version(0)) if fixed_weights else desk,
-            template=ready.template,
-            order=order_maker(order_template(recipe, ready.label)),
             clock=clock,
-            new_rid=lambda: uuid.uuid4().hex,
             keep_versions=recipe.publish.keep_versions,
             admin_s=recipe.engines.admin_timeout_s,
         )
@@ -130,7 +155,7 @@ async def build_live(
         driver = Driver(core, world, services, telemetry)
         processes = await asyncio.to_thread(driver.resume, ready.past)
         desk.expect(core.version)
-        parts = _Parts(recipe, folder, ready, core, world, processes)
+        parts = _Parts(recipe, folder, ready, core, world, hosts, processes)
         services.extend(parts.engines())
         services.append(parts.sandboxes())
         embedded = recipe.train.embedded and not fixed_weights
@@ -139,6 +164,7 @@ async def build_live(
             yield Run(driver, telemetry, recipe.steps, folder)
         finally:
             telemetry.close()
+            (folder / "url").unlink(missing_ok=True)
     finally:
         await ready.journal.aclose()
 
@@ -177,12 +203,34 @@ class _Parts:
     ready: _Prepared
     core: Core
     world: World
+    hosts: dict[str, ports.SandboxHost]
     processes: int
 
     def engines(self) -> list[Service]:
-        return [self._engine(f"e{index}") for index in range(self.recipe.engines.count)]
+        section = self.recipe.engines
+        return [
+            self._engine(f"e{index}", self._borrowed(f"e{index}", url) if url else self._own(f"e{index}"))
+            for index, url in enumerate(section.attach or [""] * section.count)
+        ]
 
-    def _engine(self, name: str) -> Service:
+    def _borrowed(self, name: str, url: str) -> Callable[[], Awaitable[BorrowedEngine]]:
+        section, tries = self.recipe.engines, itertools.count()
+
+        async def start() -> BorrowedEngine:
+            version = self.core.version
+            return await borrow_engine(
+                self.recipe,
+                name,
+                url,
+                self.ready.engine_token,
+                path=self.ready.store.path(version),
+                version=version,
+                patience_s=section.start_timeout_s if next(tries) else 0.0,
+            )
+
+        return start
+
+    def _own(self, name: str) -> Callable[[], Awaitable[_LiveEngine]]:
         host = LocalHost()
 
         async def start() -> _LiveEngine:
@@ -199,6 +247,9 @@ class _Parts:
             )
             return _LiveEngine(engine, info, process)
 
+        return start
+
+    def _engine(self, name: str, start: Callable[[], Awaitable[RunningEngine]]) -> Service:
         async def serve(post: Callable[[news.Event], None]) -> None:
             keeper = EngineKeeper(
                 name,
@@ -216,11 +267,13 @@ class _Parts:
     def sandboxes(self) -> Service:
         sandbox = self.recipe.sandbox
 
-        async def start() -> RunningDaemon:
+        async def start() -> RunningHost:
+            if sandbox.attach:
+                return await borrow_daemon(sandbox)
             return await start_daemon(LocalHost(), sandbox, run_dir=str(self.folder), label=self.ready.label)
 
         async def serve(post: Callable[[news.Event], None]) -> None:
-            keeper = HostKeeper("local", start, self.world.hosts, post, restarts=sandbox.restarts)
+            keeper = HostKeeper("local", start, self.hosts, post, restarts=sandbox.restarts)
             self.world.host_keepers["local"] = keeper
             await keeper.run()
 
