@@ -27,26 +27,26 @@ class Model(Section):
 
 
 class Tasks(Section):
-    source: Literal["chores", "harbor"] = "chores"
+    source: Literal["chores", "harbor"] = "chores"  # generated shell tasks, or task folders of your own
     path: str = ""  # harbor: a folder of task folders
     kinds: tuple[str, ...] = ()  # chores: only these families; empty: all
     instances: Positive = 64  # chores: different problems of each family
 
 
 class Engines(Section):
-    kind: Literal["embedded", "sglang"] = "embedded"
-    count: Positive = 2
+    kind: Literal["embedded", "sglang"] = "embedded"  # the small CPU engine, or SGLang
+    count: Positive = 2  # engine processes; with two, one generates while the other takes new weights
     ranks: Positive = 1  # data-parallel ranks of each engine, each with its own KV cache
     slots: Positive = 32  # sequences that one rank decodes at once
     kv_tokens: Positive = 65_536  # KV capacity of one rank
     threads: Positive = 1  # CPU threads of an embedded engine
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the engines' weights
     args: tuple[str, ...] = ()  # sglang: more flags, verbatim
     python: str = ""  # sglang: the interpreter that has it installed; empty: this one
     attach: tuple[str, ...] = ()  # URLs of engines that already run; then nothing is started
     token_file: str = ""  # of attached engines; empty: they ask for none
     base_port: Natural = 0  # 0: free ports
-    start_timeout_s: Seconds = 120.0
+    start_timeout_s: Seconds = 120.0  # from start to serving
     request_timeout_s: Seconds = 120.0  # one turn's generation
     admin_timeout_s: Seconds = 60.0  # pause, load, continue: each
     restarts: Natural = 3  # per engine; then it stays down
@@ -55,31 +55,31 @@ class Engines(Section):
 class LaneCaps(Section):
     """How many operations of a lane run at once; 0 means twice the CPUs of its set."""
 
-    reset: Natural = 0
-    command: Natural = 0
-    package: Natural = 16
-    verify: Natural = 0
-    cleanup: Natural = 0
+    reset: Natural = 0  # opening a sandbox: files and set-up
+    command: Natural = 0  # the model's commands
+    package: Natural = 16  # installs, builds, downloads: what the detector calls heavy
+    verify: Natural = 0  # hidden tests
+    cleanup: Natural = 0  # closing a sandbox
 
 
 class Sandbox(Section):
-    backend: Literal["namespace", "bubblewrap", "docker", "process"] = "namespace"
+    backend: Literal["namespace", "bubblewrap", "docker", "process"] = "namespace"  # how a sandbox is contained
     root: str = "/"  # lower layer of the sandboxes' file system; `/` with private folders masked
     lanes: LaneCaps = LaneCaps()
     serving_cpus: str = ""  # CPU list kept for engines, e.g. "0-3"; empty: none kept
     lease_s: Seconds = 600.0  # an unrenewed sandbox is reaped after this
-    max_live: Positive = 256
+    max_live: Positive = 256  # sandboxes open at once on one host
     attach: str = ""  # folder of a daemon that already runs (`agentrl sandbox up` names it); then nothing is started
-    start_timeout_s: Seconds = 30.0
-    restarts: Natural = 5
+    start_timeout_s: Seconds = 30.0  # of the daemon
+    restarts: Natural = 5  # of the daemon; then the host stays down
 
 
 class Rollout(Section):
     system: str = ""  # system prompt; empty: the task source's own
-    max_turns: Positive = 8
+    max_turns: Positive = 8  # of one conversation; a task's own limit wins
     max_new_tokens: Positive = 64  # of one turn
     temperature: Annotated[float, Meta(gt=0)] = 1.0  # 1.0 keeps engine logprobs the true behaviour logprobs
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # 1.0 for the same reason
     parse_limit: Positive = 3  # malformed replies in a row before the attempt ends
     observation_chars: Positive = 1_000  # of a command's output shown to the model, head and tail
 
@@ -99,7 +99,7 @@ class Window(Section):
 
 class Freshness(Section):
     K: Natural = 4  # largest age, in versions, of the oldest trainable token of a group at its optimizer step
-    when_stale: Literal["drop"] = "drop"
+    when_stale: Literal["drop"] = "drop"  # what becomes of a group that is older
 
 
 class Schedule(Section):
@@ -110,37 +110,37 @@ class Schedule(Section):
 
 
 class Train(Section):
-    lr: Annotated[float, Meta(gt=0)] = 3e-4
-    warmup_steps: Natural = 0
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
+    lr: Annotated[float, Meta(gt=0)] = 3e-4  # AdamW's learning rate
+    warmup_steps: Natural = 0  # steps over which the rate rises to `lr`
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0  # AdamW's
+    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0  # largest norm of the whole gradient
     # token-level importance ratio exp(trainer logprob - engine logprob); outside (1-low, 1+high) a token gives no
     # gradient, whatever the sign of its advantage (direct double-sided importance sampling: GLM-5, SAO)
     ratio_low: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     ratio_high: Annotated[float, Meta(gt=0)] = 3.0
-    advantage: Literal["group_norm", "group_center"] = "group_norm"
+    advantage: Literal["group_norm", "group_center"] = "group_norm"  # against the siblings' mean; norm: in deviations
     micro_tokens: Positive = 8_192  # tokens of one packed forward pass
-    threads: Positive = 1
-    checkpoint_every: Positive = 1
-    keep_checkpoints: Positive = 2
-    start_timeout_s: Seconds = 120.0
+    threads: Positive = 1  # CPU threads of the trainer
+    checkpoint_every: Positive = 1  # steps
+    keep_checkpoints: Positive = 2  # the newest
+    start_timeout_s: Seconds = 120.0  # from start to the first claim
     step_timeout_s: Seconds = 600.0  # the lease on a claimed batch; the trainer renews it while it works
-    restarts: Natural = 3
+    restarts: Natural = 3  # of the trainer; then the run ends
     embedded: bool = True  # `run` starts the trainer itself; false: wait for `agentrl train --attach`
 
 
 class Publish(Section):
-    order: Literal["rolling", "all"] = "rolling"
-    in_flight: Literal["continue"] = "continue"
+    order: Literal["rolling", "all"] = "rolling"  # engines one after the other, or all together
+    in_flight: Literal["continue"] = "continue"  # running requests go on with their KV cache
     max_unavailable: Positive = 1  # engines that may be swapping at once under `rolling`
-    keep_versions: Positive = 3
+    keep_versions: Positive = 3  # the newest, on disk
 
 
 class Recipe(Section):
-    name: str
-    seed: Natural = 0
-    steps: Positive = 20
+    name: str  # names the run's folder
+    seed: Natural = 0  # of the order of tasks, and of the trainer
+    steps: Positive = 20  # optimizer steps
     model: Model = Model()
     tasks: Tasks = Tasks()
     engines: Engines = Engines()
