@@ -357,6 +357,27 @@ def _wait_gone(pid: int) -> None:
             os.close(fd)
 
 
+def test_a_dead_launcher_takes_its_boxes_and_is_replaced(bench: Bench) -> None:
+    if bench.name != "namespace":
+        pytest.skip("this backend has no launcher")
+    for kill_janitor in (False, True):
+        box = bench.box()
+        bench.exec(box, "setsid sleep 8000 >/dev/null 2>&1 & true")
+        below = _descendants(os.getpid())
+        janitor = next(p for p in below if _parent(p) == os.getpid())
+        launcher = next(p for p in below if _parent(p) == janitor)
+        os.kill(janitor if kill_janitor else launcher, signal.SIGKILL)
+        for pid in below:
+            _wait_gone(pid)
+        with pytest.raises(SandboxLost):
+            bench.exec(box, "true")
+    assert bench.exec(bench.box(), "echo new").output == "new\n"
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 # --- limits ----------------------------------------------------------------------------------------------------
 
 HOG = 'python3 -c "b=[]\nwhile True: b.append(bytearray(4<<20))"'
@@ -529,6 +550,51 @@ def test_a_running_command_can_be_moved(bench: Bench) -> None:
     assert bench.run(moved()).output == f"{CPUS[1]}\n"
 
 
+# --- other roots, network ----------------------------------------------------------------------------------------
+
+
+def test_another_root(tmp_path: Path) -> None:
+    """A root of our own making: dash and what it is linked to, with a file of its own."""
+    root = tmp_path / "root"
+    linked = subprocess.run(["ldd", "/bin/dash"], capture_output=True, text=True, check=True).stdout
+    for path in ["/bin/dash", *(w for w in linked.split() if w.startswith("/"))]:
+        (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / path.lstrip("/"))
+    (root / "bin/sh").symlink_to("dash")
+    (root / "etc").mkdir()
+    (root / "etc/release").write_text("mine\n")
+
+    async def use() -> tuple[str, str]:
+        backend = make_backend("namespace", root=str(root), state_dir=str(tmp_path / "state"))
+        try:
+            box = await backend.start(BoxSpec(id=f"r{os.getpid()}", label="contract", limits=Limits()))
+            first = await box.exec(
+                "read a < /etc/release; echo $a; echo other > /etc/release; echo *", timeout_s=5, cpus=()
+            )
+            await box.reset()
+            second = await box.exec("read a < /etc/release; echo $a; echo /bin/*", timeout_s=5, cpus=(), cwd="/")
+            await box.kill()
+        finally:
+            await backend.aclose()
+        return first.output, second.output
+
+    assert asyncio.run(use()) == ("mine\n*\n", "mine\n/bin/dash /bin/sh\n")
+    assert (root / "etc/release").read_text() == "mine\n"
+    assert not (root / "work").exists()
+
+
+def test_network_when_asked(bench: Bench) -> None:
+    import socket
+
+    box = bench.box(Limits(network=True))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        bench.exec(box, f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo hi >&3", timeout_s=5)
+        server.settimeout(5)
+        with server.accept()[0] as connection:
+            assert connection.recv(10) == b"hi\n"
+
+
 # --- around ----------------------------------------------------------------------------------------------------
 
 
@@ -587,7 +653,7 @@ def test_namespace_boxes_of_an_ordinary_user(tmp_path_factory: pytest.TempPathFa
         "-p",
         "no:cacheprovider",
         "-k",
-        "namespace and not user",
+        "(namespace or another_root) and not user",
         "--basetemp",
         f"/tmp/agentrl-pytest-{os.getpid()}",
     ]

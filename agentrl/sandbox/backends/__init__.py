@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # the launcher imports this package, and typing would cost memory and time in every box
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentrl.sandbox.backends.base import Backend
 
 

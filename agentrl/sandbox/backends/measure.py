@@ -46,7 +46,7 @@ class Figures(Record):
 
 
 async def measure(backend: Backend, *, repeats: int = 20, many: int = 256, callers: int = 8) -> Figures:
-    """Starts boxes of `backend`, which the caller has probed and closes. callers: commands in flight, over all boxes."""
+    """Starts boxes of `backend`, which the caller has probed and closes. callers: commands in flight at once."""
     starts, kills = [], []
     for n in range(repeats + 3):
         began = time.perf_counter()

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import DeadlineError, InfraError, UnavailableError
+from agentrl.records import Limits
 from agentrl.sandbox.backends.base import Box, BoxSpec
 from agentrl.sandbox.backends.channel import ChannelBox, call
 from agentrl.sandbox.backends.inside import cgroups, launcher
 from agentrl.sandbox.backends.spawn import PACKAGE, spawn
 
 _START_S = 30.0
+_END_S = 30.0
+_PROBE_PIDS = 8
 
 
 class NamespaceBackend:
@@ -55,9 +58,31 @@ class NamespaceBackend:
                 f"sandbox backend namespace: as root, limits need control groups: {self._groups}",
                 hint="Mount cgroups writable, or run as an ordinary user, where rlimits of a user namespace hold.",
             )
-        await self._running()
+        box = await self.start(BoxSpec(id=f"probe-{os.getpid()}", label="probe", limits=Limits(pids=_PROBE_PIDS)))
+        try:
+            crowd = " ".join(["sleep 60 &"] * (_PROBE_PIDS + 16))
+            result = await box.exec(f"exec /bin/sh -c '{crowd} wait'", timeout_s=10, cpus=())
+        finally:
+            await box.kill()
+        if result.timed_out or result.exit_code == 0:
+            raise UnavailableError(
+                "sandbox backend namespace: the limit on processes does not hold on this kernel",
+                hint="RLIMIT_NPROC counts per user namespace since Linux 5.14; as root, control groups do it.",
+            )
 
     async def start(self, spec: BoxSpec) -> Box:
+        try:
+            return await self._start(spec)
+        except ConnectionError:  # the launcher died: once more with a new one
+            try:
+                return await self._start(spec)
+            except ConnectionError as e:
+                raise UnavailableError(
+                    f"sandbox backend namespace: the launcher keeps dying: {e}",
+                    hint="Its words are in the daemon's log.",
+                ) from e
+
+    async def _start(self, spec: BoxSpec) -> Box:
         running = await self._running()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         head = {
@@ -77,16 +102,17 @@ class NamespaceBackend:
                 reply, _ = await call(running.control, launcher.START, head, deadline_s=_START_S, fds=[theirs.fileno()])
             if "error" in reply:
                 raise InfraError(f"box {spec.id} does not start: {reply['error']}")
-        except BaseException as e:
+        except BaseException:
             await asyncio.shield(box.kill())
-            if isinstance(e, ConnectionError):
-                raise UnavailableError(f"the sandbox launcher is gone: {e}", hint="Start the daemon again.") from e
             raise
         return box
 
     async def _running(self) -> _Launcher:
         async with self._starting:
             if self._launcher is None or self._launcher.process.returncode is not None:
+                if self._launcher is not None:
+                    await self._launcher.end()
+                await self.reap()
                 self._launcher = await _launch(
                     launcher.Settings(
                         root=self._root, base=str(self._base), hide=self._hide,
@@ -103,13 +129,22 @@ class NamespaceBackend:
     async def aclose(self) -> None:
         if self._launcher is not None:
             running, self._launcher = self._launcher, None
-            running.control.close()
-            await running.process.wait()
+            await running.end()
 
 
 class _Launcher:
     def __init__(self, control: socket.socket, process: asyncio.subprocess.Process) -> None:
         self.control, self.process = control, process
+
+    async def end(self) -> None:
+        """All its boxes end with it. Idempotent."""
+        self.control.close()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
 
 
 async def _launch(settings: launcher.Settings) -> _Launcher:
@@ -119,20 +154,22 @@ async def _launch(settings: launcher.Settings) -> _Launcher:
         "agentrl.sandbox.backends.inside.launcher",
         {launcher.SETTINGS: json.dumps(vars(settings))},
     )
+    started = _Launcher(mine, process)
     try:
         async with asyncio.timeout(_START_S):
             answer = await asyncio.get_running_loop().sock_recv(mine, 4096)
-    except TimeoutError:
-        process.kill()
-        raise DeadlineError(f"the sandbox launcher said nothing for {_START_S:.0f} s") from None
+    except BaseException as e:
+        await asyncio.shield(started.end())
+        if isinstance(e, TimeoutError):
+            raise DeadlineError(f"the sandbox launcher said nothing for {_START_S:.0f} s") from None
+        raise
     if answer != b"ok":
-        mine.close()
-        await process.wait()
+        await started.end()
         raise UnavailableError(
             f"sandbox backend namespace: {answer.decode() or 'the launcher ended at once'}",
             hint="Allow user namespaces (kernel.unprivileged_userns_clone, AppArmor), run as root, or use bubblewrap.",
         )
-    return _Launcher(mine, process)
+    return started
 
 
 class NamespaceBox(ChannelBox):
@@ -146,5 +183,5 @@ class NamespaceBox(ChannelBox):
         self._closed()
         try:
             await call(self._launcher.control, launcher.KILL, {"id": self.id}, deadline_s=_START_S)
-        except (ConnectionError, OSError):
-            await self._launcher.process.wait()  # all its boxes died with it
+        except OSError:  # no launcher any more, and so no box
+            await self._launcher.end()

@@ -11,7 +11,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+
+TYPE_CHECKING = False  # importing typing would cost memory and time in every box
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 PREFIX = "agentrl-"
 _REMOVE_S = 2.0  # a killed process leaves its group within microseconds of being reaped; this bounds a stuck one

@@ -13,18 +13,18 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable
+import sys
 
 from agentrl.sandbox.backends.inside import cgroups, files, supervisor, wire
+
+TYPE_CHECKING = False  # importing typing would cost memory and time in every box
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CALL, SWEEP, RESET, CPUS = b"c", b"s", b"r", b"p"
 
 
-def _killed(exit_code: int, why: str) -> wire.Head:
-    """The answer for a command whose supervisor is gone, and its output with it."""
-    return {"exit": exit_code, "killed": why, "oom": False, "total": 0, "head": 0, "run_s": 0.0}
-
-
+CALL, SWEEP, RESET, CPUS = b"c", b"s", b"r", b"p"
 _REQUEST_S = 5.0  # the daemon sends the request right behind the channel
 
 
@@ -106,6 +106,8 @@ class _Init:
             for other in self._workers.values():
                 other.close()
             _work(channel, self._box)
+        except BaseException:  # a bug of ours: to the daemon's log, and the caller sees the channel end
+            sys.excepthook(*sys.exc_info())
         finally:
             os._exit(0)
 
@@ -141,13 +143,13 @@ class _Init:
             if os.WIFSIGNALED(status):
                 # Somebody inside killed the supervisor, and nobody can tell any more which processes are its command's.
                 kill_all()
-                wire.reply(channel, _killed(128 + os.WTERMSIG(status), "signal"))
+                wire.reply(channel, wire.ended(128 + os.WTERMSIG(status), "signal"))
             channel.close()
 
     def _sweep(self) -> int:
         """Whoever loses its parent becomes our child, so what is reaped here is all there was."""
         for channel in self._workers.values():
-            wire.reply(channel, _killed(137, "sweep"))
+            wire.reply(channel, wire.ended(137, "sweep"))
             channel.close()
         workers = set(self._workers)
         self._workers.clear()

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 
 from agentrl.sandbox.backends.inside import cgroups, kernel, supervisor, wire
 from agentrl.sandbox.backends.inside import init as box_init
@@ -28,14 +27,11 @@ SETTINGS = "AGENTRL_LAUNCHER"
 _REQUEST_S = 5.0
 
 
-@dataclass
 class Settings:
     """From the daemon, once, as JSON in the environment: arguments could be read by every box, in its /proc/1."""
 
-    root: str
-    base: str
-    hide: list[str]
-    cgroups: bool
+    def __init__(self, root: str, base: str, hide: list[str], cgroups: bool) -> None:
+        self.root, self.base, self.hide, self.cgroups = root, base, hide, cgroups
 
 
 def main() -> None:
@@ -131,6 +127,8 @@ class Launcher:
         try:
             self._forget()
             _run_box(spec, channel, control, self._template, group, self._home, self._user)
+        except BaseException:  # a bug of ours: to the daemon's log, and the caller sees its sockets end
+            sys.excepthook(*sys.exc_info())
         finally:
             os._exit(0)
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
 
 from agentrl.sandbox.backends.inside import kernel
+
+TYPE_CHECKING = False  # importing typing would cost memory and time in every box
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 _SHOWN = ("usr", "etc", "opt", "var", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 EMPTY = {"root": 0o700, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "media": 0o755}
@@ -24,7 +27,7 @@ _VAR_LIB = (
     "xml-core",
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi", "acpi", "sysrq-trigger")
+_PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi", "acpi")
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys")
 
 
@@ -71,6 +74,7 @@ class Template:
         else:
             self.layers, self.links = [""], {}  # one overlay of all of it
         self._make_devices()
+        self._proc_hidden = _system_files("/proc") | {f"/proc/{name}" for name in _PROC_HIDDEN}
 
     def _mask(self, path: str) -> None:
         """Shadows a folder with an empty opaque one, a file with an empty one, below copies of its parents."""
@@ -152,8 +156,8 @@ class Template:
     def _mount_system(self, root: str) -> None:
         quiet = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("proc", f"{root}/proc", "proc", quiet)
-        for name in _PROC_HIDDEN:
-            _hide_in_proc(f"{root}/proc/{name}", self.devices)
+        for path in self._proc_hidden:
+            _hide_in_proc(root + path, self.devices)
         for name in _PROC_READ_ONLY:
             path = f"{root}/proc/{name}"
             if os.path.isdir(path):
@@ -190,6 +194,13 @@ def _unreadable(folder: str) -> Iterator[str]:
                     yield from _unreadable(entry.path)
             elif not mode & 0o004:
                 yield entry.path
+
+
+def _system_files(folder: str) -> set[str]:
+    """Files of the whole system that only root may read, or may write: root in a box is root to them."""
+    with os.scandir(folder) as entries:
+        files = {e.path: e.stat().st_mode for e in entries if not e.name.isdigit() and e.is_file(follow_symlinks=False)}
+    return {path for path, mode in files.items() if mode & 0o222 or not mode & 0o004}
 
 
 def _hide_in_proc(path: str, devices: str) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from typing import Any
+
+TYPE_CHECKING = False  # importing typing would cost memory and time in every box
+if TYPE_CHECKING:
+    from typing import Any
+
+    Head = dict[str, Any]
 
 HEADER = struct.Struct("<II")
-Head = dict[str, Any]
 
 
 def pack(head: Head, blob: bytes = b"") -> bytes:
@@ -45,3 +49,11 @@ def reply(channel: socket.socket, head: Head, blob: bytes = b"") -> None:
 def parse(text: bytes) -> Head:
     head: Head = json.loads(text)
     return head
+
+
+def ended(
+    exit_code: int | None, killed: str = "", *, oom: bool = False, total: int = 0, head: int = 0, run_s: float = 0.0
+) -> Head:
+    """The reply to a command. killed: why we ended it, or nothing. total: bytes of its output; head: bytes of the blob
+    that are its beginning, the rest is its end."""
+    return {"exit": exit_code, "killed": killed, "oom": oom, "total": total, "head": head, "run_s": run_s}
