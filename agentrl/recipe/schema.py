@@ -42,6 +42,7 @@ class Engines(Section):
     threads: Positive = 1  # CPU threads of an embedded engine
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the engines' weights
     args: tuple[str, ...] = ()  # sglang: more flags, verbatim
+    env: dict[str, str] = {}  # sglang: more environment variables
     python: str = ""  # sglang: the interpreter that has it installed; empty: this one
     attach: tuple[str, ...] = ()  # URLs of engines that already run; then nothing is started
     token_file: str = ""  # of attached engines; empty: they ask for none

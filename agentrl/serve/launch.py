@@ -90,6 +90,11 @@ def sglang_command(
     ]
 
 
+def sglang_env(engines: Engines) -> dict[str, str]:
+    """`engines.env` wins over ours."""
+    return {**SGLANG_ENV, **engines.env}
+
+
 def sglang_config(path: Path, token: str) -> None:
     """SGLang takes its key from the command line, which every user of a machine can read, or from this file."""
     path.unlink(missing_ok=True)
@@ -176,7 +181,7 @@ class _Launch(Record):
             config_file=str(config_file),
             served_name=self.served_name,
         )
-        return argv, SGLANG_ENV
+        return argv, sglang_env(self.engines)
 
 
 async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, EngineInfo, Process]:
