@@ -200,9 +200,11 @@ async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, 
         raise
 
 
-async def attach_engine(name: str, url: str, token: str, engines: Engines) -> tuple[SGLangEngine, EngineInfo]:
+async def attach_engine(
+    name: str, url: str, token: str, engines: Engines, *, namespace: str = ""
+) -> tuple[SGLangEngine, EngineInfo]:
     """An engine that somebody else started and stops. UnavailableError where it does not serve."""
-    engine = _client(name, url, token, engines)
+    engine = _client(name, url, token, engines, namespace)
     try:
         return engine, await engine.info(deadline_s=engines.admin_timeout_s)
     except BaseException as exc:
@@ -212,13 +214,14 @@ async def attach_engine(name: str, url: str, token: str, engines: Engines) -> tu
         raise
 
 
-def _client(name: str, url: str, token: str, engines: Engines) -> SGLangEngine:
+def _client(name: str, url: str, token: str, engines: Engines, namespace: str = "") -> SGLangEngine:
     return SGLangEngine(
         name,
         url,
         token,
         request_timeout_s=engines.request_timeout_s,
         admin_timeout_s=engines.admin_timeout_s,
+        namespace=namespace,
     )
 
 

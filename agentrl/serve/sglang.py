@@ -28,17 +28,27 @@ class SGLangEngine:
     """`ports.Engine` over HTTP. One per engine process; `aclose` ends its connections.
 
     request_timeout_s and admin_timeout_s cap what a caller's own deadline allows for a generation and for each step of
-    a pause, load or continue.
+    a pause, load or continue. namespace: of cached histories, for an engine that serves more than one run in its life:
+    version 3 of one is not version 3 of another.
     """
 
     def __init__(
-        self, name: str, url: str, token: str, *, request_timeout_s: float = 120.0, admin_timeout_s: float = 60.0
+        self,
+        name: str,
+        url: str,
+        token: str,
+        *,
+        request_timeout_s: float = 120.0,
+        admin_timeout_s: float = 60.0,
+        namespace: str = "",
     ) -> None:
         self._name = name
         self._url = url.rstrip("/")
         self._token = token
         self._request_timeout_s = request_timeout_s
         self._admin_timeout_s = admin_timeout_s
+        self._checksums = checksums
+        self._namespace = namespace
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._version: Version | None = None  # what the engine last proved, or was last told, to hold
@@ -106,7 +116,7 @@ class SGLangEngine:
             "stream": False,
             "routed_dp_rank": rank,
             # history computed by other weights is never reused: the version names the cache's namespace
-            "extra_key": str(self._version),
+            "extra_key": f"{self._namespace}{self._version}",
         }
         try:
             raw = await self._ok("POST", "/generate", body, limit_s - (time.monotonic() - started))
@@ -149,12 +159,15 @@ class SGLangEngine:
         end = time.monotonic() + deadline_s
         # a cancelled swap must still not leave the engine paused
         pause_s = await _finish(self._swap_paused(path, version, end))
-        left_s = end - time.monotonic()
-        found = await self.info(deadline_s=left_s)
+        found = await self.info(deadline_s=end - time.monotonic())
         if found.version != version:
             raise self._lost(f"holds version {found.version} after version {version} was loaded")
-        checksum = await self._post("/weights_checker", {"action": "checksum"}, wire.Checksum, left_s)
-        return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, checksum=checksum.per_engine_checksum or "")
+        checksum = await self._checksum(end - time.monotonic()) if self._checksums else ""
+        return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, checksum=checksum)
+
+    async def _checksum(self, deadline_s: float) -> str:
+        raw = await self._ok("POST", "/weights_checker", {"action": "checksum"}, deadline_s)
+        return self._sane(lambda: wire.decode(raw, wire.Checksum)).per_engine_checksum or ""
 
     async def _swap_paused(self, path: str, version: Version, end: float) -> float:
         """Pause, load, continue; seconds between the first and the last. Continues whatever the load does."""
@@ -189,10 +202,6 @@ class SGLangEngine:
 
     async def _get(self, path: str, kind: type[wire.B], deadline_s: float) -> wire.B:
         raw = await self._ok("GET", path, None, deadline_s)
-        return self._sane(lambda: wire.decode(raw, kind))
-
-    async def _post(self, path: str, body: dict[str, Any], kind: type[wire.B], deadline_s: float) -> wire.B:
-        raw = await self._ok("POST", path, body, deadline_s)
         return self._sane(lambda: wire.decode(raw, kind))
 
     async def _ok(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> bytes:

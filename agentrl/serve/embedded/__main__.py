@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shlex
 import signal
@@ -15,7 +16,7 @@ import torch
 from aiohttp import web
 
 from agentrl import lifeline
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UserError
 from agentrl.serve.embedded import weights as checkpoints
 from agentrl.serve.embedded.core import Core
 from agentrl.serve.embedded.loop import StepLoop
@@ -51,9 +52,18 @@ async def serve(options: Options) -> int:
     if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         lifeline.install(end.set)
     config = checkpoints.ModelConfig.read(options.model_path)
+    if options.context_length > config.max_position_embeddings:
+        raise UserError(
+            f"--context-length {options.context_length}: the model in {options.model_path} was made for "
+            f"{config.max_position_embeddings}",
+            hint="Lower model.context_tokens.",
+        )
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
     weights = await asyncio.to_thread(checkpoints.read, options.model_path, config, dtype)
-    loop = StepLoop(Core(Model(config, weights, dtype, options.context_length), options), on_crash)
+    core = Core(Model(config, weights, dtype, options.context_length), options)
+    await asyncio.to_thread(core.warm_up)
+    gc.freeze()  # torch's half a million objects need no looking at ever again
+    loop = StepLoop(core, on_crash)
     server = Server(loop, options, weights, shlex.join([sys.executable, *sys.argv]))
     runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     loop.start()

@@ -110,6 +110,12 @@ class Core:
         self._turn = 0
         self._quiet: deque[Callable[[], None]] = deque()
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute something, so that the first request does not pay for what torch sets up on first use."""
+        logits = self.model.prefill(self.kv, [(0, [0, 0], 0)])
+        self.model.decode(self.kv, logits.argmax(-1), torch.tensor([0]), torch.tensor([2]))
+
     # --- requests ---
 
     @property

@@ -51,6 +51,8 @@ def parse(argv: Sequence[str]) -> Options:
     for name in ("ranks", "slots", "kv_tokens", "threads", "context_length", "prefill_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if options.context_length < 8:
+        parser.error("--context-length must be at least 8")
     if options.host not in LOOPBACK:
         parser.error(f"--host {options.host}: this engine serves the loopback interface only")
     if options.dtype not in ("float32", "bfloat16"):
