@@ -119,7 +119,7 @@ class Train(Section):
     # token-level importance ratio exp(trainer logprob - engine logprob); outside (1-low, 1+high) a token gives no
     # gradient, whatever the sign of its advantage (direct double-sided importance sampling: GLM-5, SAO)
     ratio_low: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    ratio_high: Annotated[float, Meta(gt=0)] = 3.0
+    ratio_high: Annotated[float, Meta(gt=0)] = 3.0  # see ratio_low
     advantage: Literal["group_norm", "group_center"] = "group_norm"  # against the siblings' mean; norm: in deviations
     micro_tokens: Positive = 8_192  # tokens of one packed forward pass
     threads: Positive = 1  # CPU threads of the trainer
