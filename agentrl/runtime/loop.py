@@ -32,15 +32,20 @@ class Listener(Observer):
 
 
 class Driver:
-    """`run` until the core finishes. The caller owns the world and closes it afterwards."""
+    """`run` until the core finishes. The caller owns the world and closes it afterwards.
 
-    def __init__(self, core: Core, world: World, services: Sequence[Service], listener: Listener) -> None:
+    strict: audit the laws after every event, not only when a step ends.
+    """
+
+    def __init__(
+        self, core: Core, world: World, services: Sequence[Service], listener: Listener, *, strict: bool = False
+    ) -> None:
         self.core = core
         self.world = world
         self.inbox: asyncio.Queue[news.Event] = asyncio.Queue()
         self._services = services
         self._listener = listener
-        self._turns = 0
+        self._strict = strict
         self._progress_at = 0.0
         self._laws = Laws()
         self._offered_before: list[Task] = []
@@ -107,7 +112,7 @@ class Driver:
             for order in commands:
                 effects.obey(order)
             self._laws.note(core, commands)
-            if isinstance(event, news.StepFinished):
+            if self._strict or isinstance(event, news.StepFinished):
                 self._laws.audit(core)
             self._listener.heard(now, event, commands, core)
             if core.finished is not None:
