@@ -29,7 +29,8 @@ class SGLangEngine:
 
     request_timeout_s and admin_timeout_s cap what a caller's own deadline allows for a generation and for each step of
     a pause, load or continue. namespace: of cached histories, for an engine that serves more than one run in its life:
-    version 3 of one is not version 3 of another.
+    version 3 of one is not version 3 of another. checksums: ask for the weights' checksum after each swap; on a large
+    model that is work for its GPUs.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class SGLangEngine:
         request_timeout_s: float = 120.0,
         admin_timeout_s: float = 60.0,
         namespace: str = "",
+        checksums: bool = True,
     ) -> None:
         self._name = name
         self._url = url.rstrip("/")
@@ -231,7 +233,7 @@ class SGLangEngine:
             raise self._lost(f"{path}: {exc or type(exc).__name__}") from exc
 
     async def _connect_and_send(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
-        if self._session is None:
+        if self._session is None and not self._closed:
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=None),
@@ -239,7 +241,7 @@ class SGLangEngine:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
             )
         for pause_s in (*REFUSED_RETRY_S, None):
-            if self._closed:
+            if self._closed or self._session is None:
                 raise aiohttp.ClientConnectionError("it was given up")
             try:
                 async with self._session.request(method, self._url + path, data=data) as response:
