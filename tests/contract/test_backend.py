@@ -446,6 +446,30 @@ def test_disk_quota(bench: Bench) -> None:
     assert bench.exec(box, "head -c 10M /dev/zero > /work/big && echo fits").output == "fits\n"
 
 
+def test_the_daemons_files_fit_on_a_full_disk(bench: Bench) -> None:
+    """Or an agent could escape its grade by filling the disk."""
+    only_isolating(bench)
+    box = bench.box(Limits(disk_mb=8))
+    bench.exec(box, "cat /dev/zero > /work/fill; for i in $(seq 20000); do > /work/$i || break; done 2>/dev/null")
+    bench.run(box.sweep())
+    bench.run(box.put({f"/tests/{i}": File(data=bytes(100_000)) for i in range(30)}))
+    assert bench.exec(box, "ls /tests | wc -l").output == "30\n"
+
+
+def test_what_cannot_be_run_is_data(bench: Bench) -> None:
+    box = bench.box()
+    assert bench.exec(box, "echo \x00").exit_code == 126
+    assert bench.exec(box, "echo " + "x" * 200_000).exit_code == 126
+    assert bench.exec(box, "echo \ud800").exit_code == 126
+    assert bench.exec(box, "echo é").output == "é\n"
+    assert bench.exec(box, "printf '\\xff'").output == "\ufffd"
+
+
+def test_commands_inherit_no_descriptors(bench: Bench) -> None:
+    box = bench.box()
+    assert bench.exec(box, "ls /proc/self/fd | wc -l").output == "4\n"  # 0, 1, 2 and the listing's own
+
+
 def test_open_files_are_limited(bench: Bench) -> None:
     box = bench.box()
     done = bench.exec(box, "python3 -c \"f=[open('/dev/null') for _ in range(10**6)]\" 2>&1 | tail -1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from agentrl.sandbox.backends.inside import init, wire
 
 _GRACE_S = 15.0  # beyond the command's own time: the kill of its tree is bounded by 5 s on the far side
 _CONTROL_S = 30.0  # a call that only the init or the launcher answers
+_GROW_BYTES = 1 << 20
 _SETTLE_S = 10.0  # after a cancel: for the far side to have killed the command
 
 
@@ -142,7 +144,13 @@ class ChannelBox:
 
     async def put(self, files: Mapping[str, File]) -> None:
         listing = [(path, file.mode, len(file.data)) for path, file in files.items()]
-        await self._must(init.CALL, {"op": "put", "files": listing}, b"".join(f.data for f in files.values()))
+        head, blob = {"op": "put", "files": listing}, b"".join(f.data for f in files.values())
+        reply, _ = await self._call(init.CALL, head, blob, deadline_s=_CONTROL_S)
+        if reply.get("errno") == errno.ENOSPC:  # a command filled the disk, and what comes now may be its verifier
+            await self._must(init.GROW, {"bytes": len(blob) + _GROW_BYTES + 4096 * len(files)})
+            await self._must(init.CALL, head, blob)
+        elif "error" in reply:
+            raise self._fault(reply)
 
     async def get(self, path: str, limit: int) -> bytes:
         reply, data = await self._must(init.CALL, {"op": "get", "path": path, "limit": limit})
@@ -160,8 +168,13 @@ class ChannelBox:
     async def _must(self, kind: bytes, head: dict[str, Any], blob: bytes = b"") -> tuple[dict[str, Any], bytes]:
         reply, data = await self._call(kind, head, blob, deadline_s=_CONTROL_S)
         if "error" in reply:
-            raise InfraError(f"box {self.id}: {reply['error']}")
+            raise self._fault(reply)
         return reply, data
+
+    def _fault(self, reply: dict[str, Any]) -> InfraError:
+        if reply["error"] == "fork":
+            return InfraError(f"box {self.id}: no room for another process", hint="Sweep it first.")
+        return InfraError(f"box {self.id}: {reply['error']}")
 
     async def _call(
         self, kind: bytes, head: dict[str, Any], blob: bytes = b"", *, deadline_s: float

@@ -6,7 +6,7 @@ Wall clock as the daemon sees it, from the call to its answer. Say beside a figu
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import os
 import statistics
 import sys
@@ -41,7 +41,7 @@ class Figures(Record):
     many: int  # boxes alive at once in what follows
     many_start_per_s: float
     many_exec_per_s: float
-    pss_mb_per_box: float  # idle; the launcher's own share included
+    pss_mb_per_box: float  # idle; the launcher's own share included; NaN where this user may not read it
     many_kill_s: float
 
 
@@ -134,10 +134,11 @@ def _pss_mb() -> float:
     """Proportional share of memory of everything this process started."""
     kilobytes = 0
     for pid in supervisor.descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    kilobytes += int(line.split()[1])
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except PermissionError:
+            return math.nan
+        kilobytes += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
     return kilobytes / 1024
 
 

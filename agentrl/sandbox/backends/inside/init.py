@@ -8,7 +8,6 @@ the init exits, and the kernel kills whatever else is in the pid namespace.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import signal
@@ -21,10 +20,10 @@ TYPE_CHECKING = False  # importing typing would cost memory and time in every bo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CALL, SWEEP, RESET, CPUS = b"c", b"s", b"r", b"p"
+CALL, SWEEP, RESET, CPUS, GROW = b"c", b"s", b"r", b"p", b"g"
 
 
-CALL, SWEEP, RESET, CPUS = b"c", b"s", b"r", b"p"
+CALL, SWEEP, RESET, CPUS, GROW = b"c", b"s", b"r", b"p", b"g"
 _REQUEST_S = 5.0  # the daemon sends the request right behind the channel
 
 
@@ -33,7 +32,7 @@ class Box:
 
     enter: run by a worker, takes it into the box and drops its privileges. renew: a fresh file system, called with no
     process left; None where the backend replaces the whole box instead. handles: of `cgroups.Group.handles`, None where
-    commands take an affinity.
+    commands take an affinity. grow: more disk, for files of the daemon's that must fit even if a command filled it.
     """
 
     def __init__(
@@ -43,8 +42,9 @@ class Box:
         enter: Callable[[], None],
         renew: Callable[[], None] | None,
         handles: tuple[int, int] | None,
+        grow: Callable[[int], None] | None = None,
     ) -> None:
-        self.policy, self.enter, self.renew, self.handles = policy, enter, renew, handles
+        self.policy, self.enter, self.renew, self.handles, self.grow = policy, enter, renew, handles, grow
 
 
 def serve(control: socket.socket, box: Box) -> None:
@@ -57,7 +57,8 @@ def serve(control: socket.socket, box: Box) -> None:
 class _Init:
     def __init__(self, control: socket.socket, box: Box) -> None:
         self._control, self._box = control, box
-        self._workers: dict[int, socket.socket] = {}  # worker to its channel, to answer if it gets killed
+        # Worker to its channel, to answer if it gets killed, and the count of memory kills when it began.
+        self._workers: dict[int, tuple[socket.socket, int]] = {}
         self._wake, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -77,7 +78,7 @@ class _Init:
 
     def _accept(self) -> bool:
         try:
-            kind, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+            kind, fds = wire.receive_descriptors(self._control, 1)
         except ConnectionError:
             return False
         if not kind or not fds:
@@ -92,18 +93,18 @@ class _Init:
     def _fork_worker(self, channel: socket.socket) -> None:
         try:
             pid = os.fork()
-        except OSError as e:
-            wire.reply(channel, {"error": "fork", "errno": e.errno})
+        except OSError:
+            self._serve_here(CALL, channel)
             return
         if pid:
-            self._workers[pid] = channel
+            self._workers[pid] = channel, self._box.policy.oom_kills()
             return
         try:
             signal.set_wakeup_fd(-1)
             self._control.close()
             for fd in (self._wake, self._wake_writer):
                 os.close(fd)
-            for other in self._workers.values():
+            for other, _ in self._workers.values():
                 other.close()
             _work(channel, self._box)
         except BaseException:  # a bug of ours: to the daemon's log, and the caller sees the channel end
@@ -116,13 +117,17 @@ class _Init:
             channel.settimeout(_REQUEST_S)
             request, _ = wire.receive(channel)
             answer: wire.Head = {}
-            if kind == SWEEP:
+            if kind == CALL:
+                answer = {"error": "fork"}
+            elif kind == SWEEP:
                 answer = {"swept": self._sweep()}
             elif kind == RESET and self._box.renew is not None:
                 self._sweep()
                 self._box.renew()
             elif kind == CPUS and self._box.handles is not None:
                 cgroups.move(self._box.handles[0], request["cpus"])
+            elif kind == GROW and self._box.grow is not None:
+                self._box.grow(request["bytes"])
             wire.reply(channel, answer)
         except OSError as e:
             wire.reply(channel, {"error": str(e), "errno": e.errno})
@@ -137,18 +142,19 @@ class _Init:
                 return
             if pid == 0:
                 return
-            channel = self._workers.pop(pid, None)
-            if channel is None:
+            if pid not in self._workers:
                 continue
+            channel, oom_before = self._workers.pop(pid)
             if os.WIFSIGNALED(status):
                 # Somebody inside killed the supervisor, and nobody can tell any more which processes are its command's.
                 kill_all()
-                wire.reply(channel, wire.ended(128 + os.WTERMSIG(status), "signal"))
+                oom = self._box.policy.oom_kills() > oom_before
+                wire.reply(channel, wire.ended(128 + os.WTERMSIG(status), "signal", oom=oom))
             channel.close()
 
     def _sweep(self) -> int:
         """Whoever loses its parent becomes our child, so what is reaped here is all there was."""
-        for channel in self._workers.values():
+        for channel, _ in self._workers.values():
             wire.reply(channel, wire.ended(137, "sweep"))
             channel.close()
         workers = set(self._workers)
@@ -189,6 +195,5 @@ def _work(channel: socket.socket, box: Box) -> None:
             wire.reply(channel, files.put(request["files"], blob))
         elif request["op"] == "get":
             wire.reply(channel, *files.get(request["path"], request["limit"]))
-    except OSError as e:
-        if e.errno != errno.EPIPE:
-            wire.reply(channel, {"error": str(e), "errno": e.errno})
+    except (OSError, ValueError) as e:  # ValueError: a name that no file can have
+        wire.reply(channel, {"error": str(e), "errno": getattr(e, "errno", None)})

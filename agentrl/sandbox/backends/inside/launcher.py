@@ -36,6 +36,7 @@ class Settings:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
     settings = Settings(**json.loads(os.environ[SETTINGS]))
     groups = cgroups.detect() if settings.cgroups else "not asked for"
     uid, gid = os.getuid(), os.getgid()
@@ -97,7 +98,7 @@ class Launcher:
 
     def _accept(self) -> bool:
         try:
-            kind, fds, _, _ = socket.recv_fds(self._control, 16, 2)
+            kind, fds = wire.receive_descriptors(self._control, 2)
         except ConnectionError:
             return False
         if not kind:
@@ -220,6 +221,13 @@ def _make_box(spec: wire.Head, template: Template, group: cgroups.Group | None, 
         if len(mounts) > 1:
             os.close(mounts.pop(0))  # the last reference: the old file system and its pages are freed
 
+    def grow(count: int) -> None:
+        kernel.setns(mounts[0], kernel.CLONE_NEWNS)
+        try:
+            template.grow(count)
+        finally:
+            kernel.setns(home, kernel.CLONE_NEWNS)
+
     def enter() -> None:
         kernel.setns(mounts[0], kernel.CLONE_NEWNS)
         if inner_user is not None:
@@ -240,7 +248,7 @@ def _make_box(spec: wire.Head, template: Template, group: cgroups.Group | None, 
     renew()
     kernel.limit_privileges()
     kernel.close_to_inspection()
-    return box_init.Box(policy, enter=enter, renew=renew, handles=handles)
+    return box_init.Box(policy, enter=enter, renew=renew, handles=handles, grow=grow)
 
 
 def _inner_user_namespace() -> int:
@@ -257,7 +265,7 @@ def _inner_user_namespace() -> int:
             os._exit(0)
     theirs.close()
     try:
-        data, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        data, fds = wire.receive_descriptors(ours, 1)
     finally:
         ours.close()
         os.waitpid(pid, 0)

@@ -17,6 +17,7 @@ SETTINGS = "AGENTRL_BOX"
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
     settings = json.loads(os.environ[SETTINGS])
     scratch: str = settings["scratch"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -28,6 +28,7 @@ _VAR_LIB = (
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PROC_HIDDEN = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi", "acpi")
+_GROW_INODES = 4096
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys")
 
 
@@ -126,6 +127,13 @@ class Template:
             self._resolve(resolver)
         os.makedirs(workdir, exist_ok=True)
         return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+    def grow(self, count: int) -> None:
+        """Room for `count` bytes more than is used now, for one who is inside the box."""
+        usage = os.statvfs("/dev/shm")  # of the tmpfs that holds all the box's files
+        used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        options = f"size={used + count},nr_inodes={usage.f_files - usage.f_ffree + _GROW_INODES}"
+        kernel.mount("none", "/dev/shm", "tmpfs", kernel.MS_REMOUNT | kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _overlay(self, index: int, layer: str, target: str) -> None:
         upper, work = f"{self.box}/u{index}", f"{self.box}/w{index}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _DRAIN_S = 0.1  # for output still in flight after the command ended, where a background child holds the pipe
 _KILL_S = 5.0  # for killed processes to be gone; longer means stuck in the kernel
 _SAMPLE_S = 0.25
+_DISK_SLACK = 1 << 20
 _OWN_DATA = 32 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -95,7 +96,7 @@ def run(channel: socket.socket, request: wire.Head, policy: Policy) -> None:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         child = _spawn(request, policy, writer)
-    except OSError as e:
+    except (OSError, ValueError) as e:  # no such folder, no shell, too long, a zero byte
         text = f"sandbox: cannot start the command: {e}\n".encode()
         wire.reply(channel, wire.ended(126, total=len(text), head=len(text)), text)
         return
@@ -127,6 +128,8 @@ class _Run:
         self.output = output
         self._child, self._reader, self._wake, self._policy = child, reader, wake, policy
         self._open = True
+        # An earlier command may have filled the disk just before it was killed: only who adds to it is at fault.
+        self._disk_limit = max(policy.disk_bytes, _disk_used() + _DISK_SLACK) if policy.disk_bytes else 0
         self._poll = select.poll()
         self._channel = channel.fileno()
         for fd in (reader, wake, self._channel):
@@ -208,10 +211,8 @@ class _Run:
             return "processes"
         if policy.memory_bytes and _resident(tree) > policy.memory_bytes:
             return "memory"
-        if policy.disk_bytes:
-            usage = os.statvfs("/")
-            if (usage.f_blocks - usage.f_bfree) * usage.f_frsize > policy.disk_bytes:
-                return "disk"
+        if policy.disk_bytes and _disk_used() > self._disk_limit:
+            return "disk"
         return ""
 
     def linger(self) -> None:
@@ -320,6 +321,11 @@ def _signal(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _disk_used() -> int:
+    usage = os.statvfs("/")
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
 def _resident(pids: Iterable[int]) -> int:

@@ -6,6 +6,7 @@ A frame is two little-endian u32 (length of the JSON head, length of the blob), 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 
@@ -57,3 +58,11 @@ def ended(
     """The reply to a command. killed: why we ended it, or nothing. total: bytes of its output; head: bytes of the blob
     that are its beginning, the rest is its end."""
     return {"exit": exit_code, "killed": killed, "oom": oom, "total": total, "head": head, "run_s": run_s}
+
+
+def receive_descriptors(control: socket.socket, count: int) -> tuple[bytes, list[int]]:
+    """A word and the descriptors sent with it; no program that we run inherits them."""
+    word, fds, _, _ = socket.recv_fds(control, 16, count)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return word, list(fds)
