@@ -22,6 +22,7 @@ from aiohttp import web
 
 from agentrl import wire
 from agentrl.errors import AgentRLError
+from agentrl.records import Version
 from agentrl.runtime.desk import LeaseGone, RunOver, TrainerDesk, WrongVersion
 from agentrl.runtime.loop import Driver, Service
 from agentrl.runtime.status import picture
@@ -101,6 +102,7 @@ class Face:
                 web.get("/v1/events", self._events),
                 web.get("/v1/versions", self._versions),
                 web.post("/v1/pause", self._pause),
+                web.post("/v1/publish", self._publish),
                 web.post("/v1/drain", self._drain),
                 web.post(wire.CLAIM, self._claim),
                 web.post(wire.RENEW, self._renew),
@@ -138,6 +140,23 @@ class Face:
             return _problem(400, 'the body is not {"on": true | false}')
         self._driver.post(news.PauseAsked(on=bool(on)))
         return _json({})
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        try:
+            version = Version(int(json.loads(await request.text())["version"]))
+        except (ValueError, KeyError, TypeError):
+            return _problem(400, 'the body is not {"version": number}')
+        core = self._driver.core
+        if version <= core.version:
+            return _problem(409, f"the run is at version {core.version}; versions only grow", expected=core.version)
+        if core.training is not None:
+            return _problem(409, f"a step from version {core.version} is running", hint="pause, wait for it, try again")
+        await asyncio.to_thread(
+            self._driver.world.weights.path, version
+        )  # complete, or a DataError that says what lacks
+        self._desk.expect(version)
+        self._driver.post(news.WeightsOffered(version=version))
+        return _json({"version": version})
 
     async def _drain(self, request: web.Request) -> web.Response:
         self._driver.post(news.DrainAsked())

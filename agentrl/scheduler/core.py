@@ -62,6 +62,8 @@ class Core(State):
                 self.trainer, self.ready_ahead = "absent", False
             case news.StepFinished():
                 self._stepped(event, now)
+            case news.WeightsOffered():
+                self._offered_weights(event, now)
             case news.EngineUp() | news.EngineDown():
                 fleet.engine_changed(self, event, now)
             case news.EngineLoads() | news.EngineStaged() | news.EngineLoaded() | news.EngineLoadFailed():
@@ -102,6 +104,15 @@ class Core(State):
         self.training, self.version, self.steps = None, event.version, self.steps + 1
         self.trainer = "ready" if self.ready_ahead else "absent"  # until it asks for more
         self.ready_ahead = False
+        self._refuse_stale()
+
+    def _offered_weights(self, event: news.WeightsOffered, now: float) -> None:
+        """Not while a step runs: its result would not be of the version that it was meant to follow."""
+        if self.training is None and event.version > self.version:
+            self.version, self.trainer, self.moved_at = event.version, "absent", now
+            self._refuse_stale()
+
+    def _refuse_stale(self) -> None:
         for group in list(self.table.groups.values()):
             attempts.refuse_if_stale(self, group)
 

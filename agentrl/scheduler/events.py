@@ -111,6 +111,12 @@ class EngineLoadFailed(Record, tag=True):
     detail: str
 
 
+class WeightsOffered(Record, tag=True):
+    """Somebody put a newer version into the store by hand: it is the one to serve and to train from."""
+
+    version: Version
+
+
 class Progressed(Record, tag=True):
     """Turns were finished since the last event. Sent at most once in a few seconds; keeps the stall watch quiet."""
 
@@ -154,6 +160,7 @@ Event = (
     | EngineStaged
     | EngineLoaded
     | EngineLoadFailed
+    | WeightsOffered
     | Progressed
     | Resumed
     | PauseAsked

@@ -26,6 +26,7 @@ class Laws:
         self._ended: dict[GroupId, str] = {}
         self._versions: dict[tuple[str, int], Version] = {}
         self._trainer = Version(0)
+        self._steps = 0
         self._batches: dict[int, order.TrainOn] = {}
 
     def check(self, core: Core, commands: list[order.Command]) -> None:
@@ -33,9 +34,10 @@ class Laws:
         self.audit(core)
 
     def note(self, core: Core, commands: list[order.Command]) -> None:
-        if not self._trainer <= core.version <= self._trainer + 1:
-            raise LawBroken(8, f"the trainer went from version {self._trainer} to {core.version}")
-        self._trainer = core.version
+        stepped = core.steps - self._steps
+        if core.version < self._trainer or (stepped and core.version > self._trainer + stepped):
+            raise LawBroken(8, f"the trainer went from version {self._trainer} to {core.version} in {stepped} steps")
+        self._trainer, self._steps = core.version, core.steps
         for command in commands:
             match command:
                 case order.StartAttempt():
