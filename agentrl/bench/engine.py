@@ -151,7 +151,7 @@ def _processes(lone: LoneEngine) -> list[psutil.Process]:
 
 
 def _cpu_s(lone: LoneEngine) -> float:
-    return sum(times.user + times.system for times in (p.cpu_times() for p in _processes(lone)))
+    return float(sum(times.user + times.system for times in (p.cpu_times() for p in _processes(lone))))
 
 
 def _rss_mb(lone: LoneEngine) -> float:

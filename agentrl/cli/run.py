@@ -7,17 +7,17 @@ import logging
 import signal
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.common import INTERRUPTED, Json, Quiet, Set, console, print_json
+from agentrl.cli.common import INTERRUPTED, Json, Quiet, RecipeFile, Set, console, print_json
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
-from agentrl.scheduler import events as news
-from agentrl.wiring import Run, build_live
 
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/local.toml.", show_default=False)]
+if TYPE_CHECKING:
+    from agentrl.wiring import Run
+
 RunDir = Annotated[
     Path | None, typer.Option(help="The run's folder; one that holds a run is resumed. Default: runs/NAME-TIME.")
 ]
@@ -72,6 +72,8 @@ def _drive(recipe: Recipe, folder: Path, *, json: bool, quiet: bool, fixed_weigh
 
 
 async def _session(recipe: Recipe, folder: Path, *, quiet: bool, fixed_weights: bool) -> dict[str, Any]:
+    from agentrl.wiring import build_live
+
     shown = (lambda step: None) if quiet else _line(recipe)
     async with build_live(recipe, folder, shown=shown, fixed_weights=fixed_weights) as live:
         _log_to(folder / "logs" / "run.log")
@@ -91,7 +93,7 @@ def _on_interrupt(live: Run) -> None:
         asked.append(True)
         if len(asked) == 1:
             console.print("[yellow]draining;[/] once more stops at once")
-            live.driver.post(news.DrainAsked())
+            live.drain()
         elif task is not None:
             task.cancel()
 

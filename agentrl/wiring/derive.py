@@ -11,7 +11,7 @@ import msgspec
 
 import agentrl
 from agentrl import ports
-from agentrl.errors import UserError
+from agentrl.errors import TaskError, UserError
 from agentrl.recipe.schema import Recipe
 from agentrl.records import AttemptId, GroupId, Sampling, Task, TaskId
 from agentrl.rollout.order import Order
@@ -52,8 +52,12 @@ def policy_of(recipe: Recipe) -> Policy:
 
 
 def task_source(recipe: Recipe, folder: Path) -> ports.TaskSource:
+    """UserError where the tasks that the recipe names are not there or one of their folders is broken."""
     if recipe.tasks.source == "harbor":
-        return HarborSource(Path(recipe.tasks.path), seed=recipe.seed)
+        try:
+            return HarborSource(Path(recipe.tasks.path), seed=recipe.seed)
+        except TaskError as exc:
+            raise UserError(f"tasks.path: {exc}", hint=exc.hint) from exc
     return ChoresSource(folder / "tasks", kinds=recipe.tasks.kinds, instances=recipe.tasks.instances, seed=recipe.seed)
 
 

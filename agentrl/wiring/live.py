@@ -40,6 +40,7 @@ from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
 from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine, token_of
 from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
+from agentrl.wiring.models import check_model
 
 log = logging.getLogger("agentrl.wiring")
 
@@ -84,6 +85,7 @@ class _Prepared:
 def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     """Everything that can be wrong with the user's input is found here, before anything starts."""
     model = model_path(recipe)
+    check_model(model)
     template = ChatTemplate.from_folder(str(model))
     engine_token = token_of(recipe.engines)
     tasks = task_source(recipe, folder)

@@ -50,7 +50,6 @@ HEAVY = ("torch", "transformers", "safetensors")
 # (module, what it imports) -> why this one may.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("train.worker.__main__", "publish"): "the trainer is a process of its own; this is its wiring",
-    ("cli.run", "scheduler.events"): "Ctrl-C is an event: a drain is asked for in the core's own word",
 }
 
 

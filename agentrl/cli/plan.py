@@ -1,0 +1,73 @@
+"""`agentrl plan`: what follows from a recipe, problems first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from agentrl.cli.common import USER, Json, Quiet, RecipeFile, Set, emit, escape, table
+from agentrl.recipe.load import load
+
+if TYPE_CHECKING:
+    from agentrl.wiring.plan import Plan
+
+
+def plan(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quiet = False) -> None:
+    """Derived numbers before anything starts: window, capacity, age, KV, lanes, memory, disk. Problems first.
+
+    Exit 2 where the recipe cannot work.
+    """
+    from agentrl.wiring.plan import plan as planned
+
+    found = planned(load(recipe, overrides=set_ or [], checked=False))
+    emit(found, lambda out: _draw(out, found), json=json, quiet=quiet)
+    if not found.works:
+        raise typer.Exit(USER)
+
+
+def _draw(out: Console, found: Plan) -> None:
+    for problem in found.problems:
+        mark = "[bold red]cannot work[/]" if problem.fatal else "[yellow]note[/]"
+        out.print(f"{mark} {problem.where}: {escape(problem.message)}")
+        out.print(f"  [dim]{escape(problem.hint)}[/]")
+    if not found.problems:
+        out.print("[green]no problems[/]")
+    numbers = table("", "what", ">number", "follows from")
+    for row in _rows(found):
+        numbers.add_row(*row)
+    out.print(numbers)
+    lanes = table("", "lane", ">cap", "CPUs", "shared with")
+    for lane in found.lanes:
+        lanes.add_row(lane.lane, str(lane.cap), lane.cpus, ", ".join(lane.shared_with))
+    out.print(lanes)
+
+
+def _rows(found: Plan) -> list[tuple[str, str, str]]:
+    window, fleet, step, machine = found.window, found.fleet, found.step, found.machine
+    return [
+        ("open groups W", f"{window.groups}", f"a surplus of {window.surplus} over the batch"),
+        ("batch B", f"{window.batch_groups} of {window.siblings}", f"{step.trajectories} trajectories a step"),
+        ("conversations", f"{window.attempts}", f"a batch needs {window.attempts_of_a_batch}; {fleet.slots} slots"),
+        (
+            "expected age W/B",
+            f"{window.versions_in_flight:.1f}",
+            "versions passing while a group is open, on average",
+        ),
+        ("bound K", f"{window.bound}", f"rule of thumb: at least 2 W/B = {window.bound_wanted}"),
+        ("KV tokens", f"{fleet.kv_tokens:,}", f"all conversations at full length: {fleet.kv_wanted:,}"),
+        ("KV of one rank", f"{fleet.kv_of_rank:,}", f"its slots at full length: {fleet.kv_of_rank_wanted:,}"),
+        ("tokens of a step", f"≤ {step.tokens:,}", f"at most {step.micro_batches} packed forward passes"),
+        ("versions", f"0 to {step.last_version}", "one a step"),
+        ("sandboxes", f"{machine.sandboxes}", f"limits sum to {machine.sandboxes_memory / 1e9:.1f} GB"),
+        ("memory free", f"{machine.memory_available / 1e9:.1f} GB", f"of {machine.memory_total / 1e9:.1f} GB"),
+        ("model", f"{machine.model_bytes / 1e6:,.1f} MB", "as stored"),
+        (
+            "disk",
+            f"{(machine.weights_disk + machine.checkpoints_disk) / 1e6:,.0f} MB",
+            f"versions {machine.weights_disk / 1e6:,.0f}, checkpoints {machine.checkpoints_disk / 1e6:,.0f};"
+            f" {machine.disk_free / 1e9:.1f} GB free",
+        ),
+        ("CPUs", f"{machine.cpus}", f"kept for serving: {machine.serving_cpus or 'none'}"),
+    ]

@@ -1,0 +1,204 @@
+"""The process that holds a recipe's services: `python -m agentrl.wiring.keeper KIND RECIPE READY_FD LOCK_FD`.
+
+Started by `services.py`, detached, with the lock already held. It starts the parts, says once on READY_FD that they
+serve or why not, and ends at SIGTERM with all of them, or when the last of them is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.errors import AgentRLError
+from agentrl.hosts.local import LocalHost
+from agentrl.publish.store import DiskWeightStore
+from agentrl.recipe.load import load
+from agentrl.recipe.schema import Recipe
+from agentrl.records import Version
+from agentrl.sandbox.launch import Paths, start_daemon
+from agentrl.serve.launch import start_engine
+from agentrl.wiring.derive import model_path
+from agentrl.wiring.services import Part, Serving, Told
+
+log = logging.getLogger("agentrl.keeper")
+
+
+@dataclass
+class Held:
+    """A part that serves. `ended` returns when its process is gone; `stop` ends it."""
+
+    part: Part
+    ended: Callable[[], Awaitable[object]]
+    stop: Callable[[], Awaitable[None]]
+
+
+class Asker:
+    """Whoever ran `up` and waits at the other end of a pipe. Told once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def tell(self, told: Told) -> None:
+        """They may be gone by now: that is their affair."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        with contextlib.suppress(BrokenPipeError):
+            os.write(fd, msgspec.json.encode(told))
+        os.close(fd)
+
+
+async def keep(kind: str, recipe: Recipe, folder: Path, asker: Asker) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    held: list[Held] = []
+    try:
+        await _unless_told(stop, _start(kind, recipe, folder, held))
+        if stop.is_set():
+            return 130
+        serving = _serving(kind, recipe, folder, held)
+        _write(folder / f"{kind}.json", serving)
+        asker.tell(Told(serving=serving))
+        await _unless_told(stop, _watch(held))
+        return 0 if stop.is_set() else 1
+    finally:
+        await asyncio.gather(*(part.stop() for part in held))
+
+
+async def _unless_told(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Until `work` is done (raising what it raised) or somebody asked for the end."""
+    task = asyncio.create_task(work)
+    both: set[asyncio.Task[Any]] = {task, asyncio.create_task(stop.wait())}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+    finally:
+        for each in both:
+            each.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _start(kind: str, recipe: Recipe, folder: Path, held: list[Held]) -> None:
+    """All parts side by side. Those that came up are in `held` whatever happens."""
+    async with asyncio.TaskGroup() as group:
+        if kind == "sandbox":
+            group.create_task(_daemon(recipe, folder, held), name="sandbox daemon")
+            return
+        store = await asyncio.to_thread(_adopt, recipe, folder)
+        for index in range(recipe.engines.count):
+            group.create_task(_engine(recipe, folder, store, f"e{index}", held), name=f"e{index}")
+
+
+def _adopt(recipe: Recipe, folder: Path) -> DiskWeightStore:
+    """A store of their own, so that the model's folder may change or go while the engines run."""
+    weights = folder / "weights"
+    shutil.rmtree(weights, ignore_errors=True)
+    store = DiskWeightStore(str(weights))
+    store.adopt(str(model_path(recipe)))
+    return store
+
+
+async def _engine(recipe: Recipe, folder: Path, store: DiskWeightStore, name: str, held: list[Held]) -> None:
+    engine, _, process = await start_engine(
+        LocalHost(),
+        recipe.engines,
+        name=name,
+        model_path=store.path(Version(0)),
+        version=Version(0),
+        context_tokens=recipe.model.context_tokens,
+        run_dir=str(folder),
+        token_file=str(folder / "token"),
+    )
+
+    async def stop() -> None:
+        await engine.aclose()
+        await process.stop()
+
+    server = await engine.server_info(deadline_s=recipe.engines.admin_timeout_s)
+    part = Part(
+        name=name,
+        pid=process.pid,
+        log=str(folder / "logs" / f"{name}.log"),
+        url=engine.url,
+        served_name=server.served_model_name or "",
+    )
+    held.append(Held(part, process.wait, stop))
+
+
+async def _daemon(recipe: Recipe, folder: Path, held: list[Held]) -> None:
+    running = await start_daemon(LocalHost(), recipe.sandbox, run_dir=str(folder), label=f"{recipe.name}-service")
+    paths = Paths.below(str(folder))
+    part = Part(name="local", pid=running.process.pid, log=paths.log, url=f"unix:{paths.socket}")
+    held.append(Held(part, running.wait_ended, running.stop))
+
+
+async def _watch(held: list[Held]) -> None:
+    """Until nothing is left to hold."""
+
+    async def watch(part: Held) -> None:
+        await part.ended()
+        log.error("%s (process %d) ended by itself; see %s", part.part.name, part.part.pid, part.part.log)
+
+    async with asyncio.TaskGroup() as group:
+        for part in held:
+            group.create_task(watch(part), name=part.part.name)
+
+
+def _serving(kind: str, recipe: Recipe, folder: Path, held: list[Held]) -> Serving:
+    token = folder / "token" if kind == "serve" else Path(Paths.below(str(folder)).token)
+    return Serving(
+        kind=kind,
+        recipe=recipe.name,
+        pid=os.getpid(),
+        started=time.time(),
+        folder=str(folder),
+        token_file=str(token),
+        parts=tuple(sorted((part.part for part in held), key=lambda part: part.name)),
+    )
+
+
+def _write(path: Path, serving: Serving) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(serving)))
+    partial.replace(path)
+
+
+def _first(exc: BaseException) -> BaseException:
+    return _first(exc.exceptions[0]) if isinstance(exc, BaseExceptionGroup) else exc
+
+
+def main(argv: list[str]) -> int:
+    kind, recipe_file, ready_fd, lock_fd = argv[0], Path(argv[1]), int(argv[2]), int(argv[3])
+    for fd in (ready_fd, lock_fd):
+        os.set_inheritable(fd, False)  # an engine that outlived us would hold the lock
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, b"%d\n" % os.getpid(), 0)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    asker = Asker(ready_fd)
+    try:
+        return asyncio.run(keep(kind, load(recipe_file), recipe_file.parent, asker))
+    except (AgentRLError, BaseExceptionGroup) as group:
+        exc = _first(group)
+        if not isinstance(exc, AgentRLError):
+            raise
+        log.error("%s", exc)
+        asker.tell(Told(message=str(exc), hint=exc.hint, exit_code=exc.exit_code))
+        return exc.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""A version to engines that no live run looks after: those of `agentrl serve up`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.errors import UnavailableError, UserError
+from agentrl.publish.store import DiskWeightStore
+from agentrl.recipe.load import load
+from agentrl.recipe.schema import Recipe
+from agentrl.records import Record, Version
+from agentrl.serve.launch import attach_engine
+from agentrl.serve.sglang import SGLangEngine
+from agentrl.wiring.services import Services, Serving
+from agentrl.wiring.survey import token_of_service
+
+
+class Pushed(Record):
+    """One engine's change. seconds of staging (it served on) and of the pause; both 0 where it held the version."""
+
+    engine: str
+    before: Version
+    version: Version
+    stage_s: float = 0.0
+    pause_s: float = 0.0
+
+
+class Target(Record):
+    """What is to be pushed where."""
+
+    recipe: Recipe
+    serving: Serving
+    path: str
+    version: Version
+
+
+def complete(folder: Path, version: Version | None) -> Version:
+    """The version, proved complete in the run's store; None: the newest. UserError where there is no such one."""
+    store = DiskWeightStore(str(folder / "weights"))
+    versions = store.versions()
+    if version is None and versions:
+        return versions[-1]
+    if version is None or version not in versions:
+        held = f"it holds {', '.join(map(str, versions))}" if versions else "it holds none"
+        raise UserError(f"{folder / 'weights'}: no complete version {version}", hint=held)
+    store.verify(version)
+    return version
+
+
+def target(folder: Path, version: Version | None) -> Target:
+    """Blocking. UnavailableError where no engines of the run's recipe are up."""
+    recipe = load(folder / "recipe.toml", checked=False)
+    found = complete(folder, version)
+    serving = Services("serve", recipe.name).running()
+    if serving is None:
+        raise UnavailableError(
+            f"{folder}: the run is not live, and no engines of recipe {recipe.name} are up",
+            hint="`agentrl serve up RECIPE` starts engines; `agentrl run` publishes by itself",
+        )
+    path = str(Path(DiskWeightStore(str(folder / "weights")).path(found)).absolute())
+    return Target(recipe=recipe, serving=serving, path=path, version=found)
+
+
+async def push(what: Target, *, heard: Callable[[Pushed], None]) -> list[Pushed]:
+    """By the recipe's strategy: all stage at once while they serve, then at most `publish.max_unavailable` swap at a
+    time, those with least work first; all at once under order "all". `heard` gets each as it is done.
+
+    UserError where an engine holds a newer version: versions only grow.
+    """
+    section, admin_s = what.recipe.engines, what.recipe.engines.admin_timeout_s
+    token = await asyncio.to_thread(token_of_service, what.serving)
+    engines: list[tuple[SGLangEngine, Version]] = []
+    try:
+        for part in what.serving.parts:
+            engine, info = await attach_engine(part.name, part.url, token, section)
+            engines.append((engine, info.version))
+        newer = [f"{engine.name} holds {version}" for engine, version in engines if version > what.version]
+        if newer:
+            raise UserError(
+                f"version {what.version} is older than what serves ({', '.join(newer)})",
+                hint="versions only grow; to go back: `agentrl serve down`, `agentrl serve up`, publish again",
+            )
+        return await _push(what, await _by_work(engines, admin_s), heard)
+    finally:
+        for engine, _ in engines:
+            await engine.aclose()
+
+
+async def _by_work(engines: list[tuple[SGLangEngine, Version]], admin_s: float) -> list[tuple[SGLangEngine, Version]]:
+    work = {}
+    for engine, _ in engines:
+        loads = await engine.loads(deadline_s=admin_s)
+        work[engine.name] = sum(load.running + load.waiting for load in loads)
+    return sorted(engines, key=lambda pair: (work[pair[0].name], pair[0].name))
+
+
+async def _push(
+    what: Target, engines: list[tuple[SGLangEngine, Version]], heard: Callable[[Pushed], None]
+) -> list[Pushed]:
+    publish, admin_s = what.recipe.publish, what.recipe.engines.admin_timeout_s
+    places = asyncio.Semaphore(len(engines) if publish.order == "all" else publish.max_unavailable)
+    done: list[Pushed] = []
+
+    async def one(engine: SGLangEngine, before: Version, staging: asyncio.Task[float] | None) -> None:
+        said = Pushed(engine=engine.name, before=before, version=what.version)
+        async with places:
+            if staging is not None:
+                stage_s = await staging
+                report = await engine.swap(what.path, what.version, deadline_s=admin_s)
+                said = Pushed(
+                    engine=engine.name, before=before, version=what.version, stage_s=stage_s, pause_s=report.pause_s
+                )
+        done.append(said)
+        heard(said)
+
+    async with asyncio.TaskGroup() as group:
+        for engine, before in engines:
+            staging = None
+            if before < what.version:
+                staging = group.create_task(engine.stage(what.path, what.version, deadline_s=admin_s))
+            group.create_task(one(engine, before, staging))
+    return done

@@ -1,0 +1,219 @@
+"""Engines and sandbox daemons that live on after the command that started them.
+
+    runs/.services/NAME/   one folder for each recipe name
+      serve.toml  sandbox.toml    the recipe they were started with
+      serve.json  sandbox.json    `Serving`: written once everything serves, gone when it was stopped
+      serve.lock  sandbox.lock    held by the keeper: the kernel lets go with it, however it dies
+      token  logs/
+
+A detached keeper (`keeper.py`) holds each kind's processes and their lifeline: while the lock is held they live, and
+when the keeper is gone they are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from agentrl.errors import AgentRLError, DeadlineError, UnavailableError, UserError
+from agentrl.hosts.local import tail
+from agentrl.recipe import show
+from agentrl.recipe.schema import Recipe
+from agentrl.records import Record
+from agentrl.wiring.attach import RUNS
+from agentrl.wiring.derive import token_file
+
+_READY_MARGIN_S = 15.0  # the keeper's own start, beyond what the recipe gives its parts
+_DOWN_S = 30.0
+_KILLED_S = 15.0
+
+
+class Part(Record):
+    """One process that a keeper holds. served_name: what only this engine answers to; empty for the daemon."""
+
+    name: str
+    pid: int
+    log: str
+    url: str
+    served_name: str = ""
+
+
+class Serving(Record):
+    """What runs. url of a sandbox daemon: `unix:/path/to/socket`."""
+
+    kind: str  # serve | sandbox
+    recipe: str
+    pid: int  # the keeper
+    started: float  # unix time
+    folder: str
+    token_file: str
+    parts: tuple[Part, ...]
+
+
+class Told(Record):
+    """What the keeper says once, on the pipe it was given: that all serves, or why not."""
+
+    serving: Serving | None = None
+    message: str = ""
+    hint: str = ""
+    exit_code: int = 0
+
+
+class Services:
+    """One kind of service of one recipe name, below `runs`. All calls block."""
+
+    def __init__(self, kind: str, name: str, *, runs: Path = RUNS) -> None:
+        self.kind = kind
+        self.name = name
+        self.folder = (runs / ".services" / name).absolute()
+        self.recipe_file = self.folder / f"{kind}.toml"
+        self.state_file = self.folder / f"{kind}.json"
+        self.log = self.folder / "logs" / f"{kind}-keeper.log"
+
+    def running(self) -> Serving | None:
+        """None where no keeper lives. A keeper that is still starting counts as none: it has told nobody anything."""
+        if not self.state_file.is_file() or not self._held():
+            return None
+        try:
+            return msgspec.json.decode(self.state_file.read_bytes(), type=Serving)
+        except (OSError, msgspec.MsgspecError) as exc:
+            raise UnavailableError(f"{self.state_file}: cannot be read ({exc})", hint="stop the service anew") from exc
+
+    def up(self, recipe: Recipe, *, timeout_s: float) -> Serving:
+        """Starts a keeper and waits until everything serves. Otherwise nothing is left, and what the keeper said is
+        raised. UserError where it runs already."""
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        token_file(self.folder)
+        with self._lock() as lock:
+            self.state_file.unlink(missing_ok=True)
+            self.recipe_file.write_text(show.dump(recipe))
+            keeper, told = self._start(lock)
+        try:
+            return self._wait(keeper, told, timeout_s + _READY_MARGIN_S)
+        except BaseException:
+            _end(keeper.pid)
+            raise
+        finally:
+            told.close()
+
+    def down(self) -> bool:
+        """Ends the keeper and all it holds; whether there was one. DeadlineError where something is left."""
+        if not self._held():
+            self.state_file.unlink(missing_ok=True)
+            return False
+        pid = self._owner()
+        if pid is not None:
+            _end(pid)
+        if self._held():
+            raise DeadlineError(f"{self.folder}: process {pid} does not end", hint=f"see {self.log}")
+        self.state_file.unlink(missing_ok=True)
+        return True
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[int]:
+        """The lock's descriptor. The keeper inherits it, so it stays locked without a gap."""
+        path = self.folder / f"{self.kind}.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield fd
+        except BlockingIOError:
+            raise UserError(
+                f"{self.kind} of recipe {self.name} runs already (process {self._owner()})",
+                hint=f"`agentrl {self.kind} status`, or `agentrl {self.kind} down` first",
+            ) from None
+        finally:
+            os.close(fd)
+
+    def _held(self) -> bool:
+        path = self.folder / f"{self.kind}.lock"
+        if not path.exists():
+            return False
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _owner(self) -> int | None:
+        """The keeper wrote its id into the lock it holds; a lock that nobody holds says nothing."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / f"{self.kind}.lock").read_text())
+        return None
+
+    def _start(self, lock: int) -> tuple[subprocess.Popen[bytes], _Pipe]:
+        read, write = os.pipe()
+        argv = [sys.executable, "-m", "agentrl.wiring.keeper", self.kind, str(self.recipe_file), str(write), str(lock)]
+        try:
+            with self.log.open("ab") as log:
+                keeper = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(write, lock),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(write)
+        return keeper, _Pipe(read)
+
+    def _wait(self, keeper: subprocess.Popen[bytes], told: _Pipe, timeout_s: float) -> Serving:
+        line = told.read(timeout_s)
+        if line is None:
+            raise DeadlineError(f"{self.kind} was not up within {timeout_s:g} s", hint=f"see {self.log}")
+        if not line:
+            code = keeper.wait()
+            raise UnavailableError(
+                f"the keeper of {self.kind} ended with code {code}; {self.log} ends:\n{tail(str(self.log))}",
+                hint="mend what the log names",
+            )
+        said = msgspec.json.decode(line, type=Told)
+        if said.serving is None:
+            kinds: dict[int, type[AgentRLError]] = {2: UserError, 3: UnavailableError}
+            raise kinds.get(said.exit_code, AgentRLError)(said.message, hint=said.hint)
+        return said.serving
+
+
+class _Pipe:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, timeout_s: float) -> bytes | None:
+        """All that was written until the other end closed; None where that took too long."""
+        text, ends = b"", time.monotonic() + timeout_s
+        while select.select([self._fd], [], [], max(0.0, ends - time.monotonic()))[0]:
+            piece = os.read(self._fd, 65_536)
+            if not piece:
+                return text
+            text += piece
+        return None
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _end(pid: int) -> None:
+    """SIGTERM, and SIGKILL where that is not enough: the guards then end what it held. Returns when all are gone."""
+    try:
+        keeper = psutil.Process(pid)
+        below = keeper.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for number, patience_s in ((signal.SIGTERM, _DOWN_S), (signal.SIGKILL, _KILLED_S)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            keeper.send_signal(number)
+        if not psutil.wait_procs([keeper, *below], timeout=patience_s)[1]:
+            return
