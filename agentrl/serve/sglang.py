@@ -54,6 +54,8 @@ class SGLangEngine:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._version: Version | None = None  # what the engine last proved, or was last told, to hold
+        self._settled = asyncio.Event()  # clear while a swap makes the version uncertain
+        self._settled.set()
         self._embedded = False
         self._vocab: int | None = None
 
@@ -100,8 +102,7 @@ class SGLangEngine:
     ) -> Reply:
         limit_s = min(deadline_s, self._request_timeout_s)
         started = time.monotonic()
-        if self._version is None:
-            await self.info(deadline_s=limit_s)
+        await self._know_version(limit_s)
         body = {
             "rid": rid,
             "input_ids": list(tokens),
@@ -126,6 +127,18 @@ class SGLangEngine:
             await _finish(self._abort_quietly(rid))
             raise
         return self._sane(lambda: wire.reply(raw, rid, tokens, sampling, rank, self._vocab))
+
+    async def _know_version(self, deadline_s: float) -> None:
+        """A paused engine would hold the request anyway; sent after the swap it carries the new version's key."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._settled.wait()
+        except TimeoutError as exc:
+            raise DeadlineError(
+                f"engine {self._name} at {self._url}: weights still load after {deadline_s:g} s"
+            ) from exc
+        if self._version is None:
+            await self.info(deadline_s=deadline_s)
 
     async def abort(self, rid: str, *, deadline_s: float) -> None:
         await self._ok("POST", "/abort_request", {"rid": rid}, deadline_s)
@@ -174,6 +187,7 @@ class SGLangEngine:
     async def _swap_paused(self, path: str, version: Version, end: float) -> float:
         """Pause, load, continue; seconds between the first and the last. Continues whatever the load does."""
         began = time.monotonic()
+        self._settled.clear()
         try:
             await self.pause(deadline_s=end - began)
             body = {"model_path": path, "flush_cache": False, "weight_version": str(version)}
@@ -181,7 +195,10 @@ class SGLangEngine:
             self._version = version
         finally:
             # its own time: a load that took all of the deadline is no reason to stay paused
-            await self.resume(deadline_s=self._admin_timeout_s)
+            try:
+                await self.resume(deadline_s=self._admin_timeout_s)
+            finally:
+                self._settled.set()
         return time.monotonic() - began
 
     async def _load(self, path: str, body: dict[str, Any], deadline_s: float) -> None:

@@ -264,6 +264,36 @@ def test_a_load_that_fails_still_continues() -> None:
     asyncio.run(check())
 
 
+def test_a_request_made_during_a_swap_carries_the_new_version() -> None:
+    loading, go = asyncio.Event(), asyncio.Event()
+    keys: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/update_weights_from_disk":
+            loading.set()
+            await go.wait()
+            return web.json_response({"success": True})
+        if request.path == "/generate":
+            keys.append((await request.json())["extra_key"])
+        return web.Response(status=200, body=b"{}")
+
+    async def check() -> None:
+        async with server(answer) as (engine, seen):
+            swap = asyncio.ensure_future(engine.swap("/v1", Version(1), deadline_s=5))
+            await loading.wait()
+            call = asyncio.ensure_future(engine.generate(RID, PROMPT, SAMPLING, rank=0, deadline_s=5))
+            with pytest.raises(DeadlineError, match="weights still load"):
+                await engine.generate(RID, PROMPT, SAMPLING, rank=0, deadline_s=0.01)
+            go.set()
+            await asyncio.wait([swap, call])
+            assert isinstance(call.exception(), EngineLost)  # this server generates nothing
+            assert isinstance(swap.exception(), EngineLost)  # nor does it know its version
+            assert keys == ["1"]
+            assert seen.index("/continue_generation") < seen.index("/generate")
+
+    asyncio.run(check())
+
+
 def test_a_refusal_is_our_bug_and_is_not_retried() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "Duplicate request ID"}}, status=400)
