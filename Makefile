@@ -35,5 +35,8 @@ types: setup ## strict types
 laws: setup ## a long seeded sweep of the scheduler's laws
 	$(BIN)/python -m pytest -q tests/laws
 
+docs: setup ## refresh what the documents take from the source
+	$(BIN)/python scripts/refresh_docs.py
+
 clean: ## remove what was made
 	rm -rf .venv .venv-sglang build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,13 +1,8 @@
-"""Writes the table of recipe keys in docs/recipes.md from agentrl/recipe/schema.py, comments included.
-
-python scripts/recipe_reference.py            shows it
-python scripts/recipe_reference.py --write    puts it between the markers of docs/recipes.md
-"""
+"""The recipe's keys as Markdown tables, from agentrl/recipe/schema.py, comments included. See refresh_docs.py."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -16,9 +11,6 @@ from msgspec import NODEFAULT, Meta, structs
 
 from agentrl.recipe import schema
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "recipes.md"
-BEGIN, END = "<!-- keys: made by scripts/recipe_reference.py -->", "<!-- end of keys -->"
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -108,21 +100,3 @@ def meanings() -> dict[tuple[str, str], str]:
                 behind = lines[(field.end_lineno or field.lineno) - 1].encode()[end:].decode().strip().lstrip("# ")
                 found[node.name, field.target.id] = " ".join(filter(None, [" ".join(above), behind]))
     return found
-
-
-def placed(page: str) -> str:
-    """The page with a fresh table between its markers."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{reference()}\n{END}{tail}"
-
-
-def main() -> None:
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(placed(PAGE.read_text()))
-    else:
-        sys.stdout.write(reference())
-
-
-if __name__ == "__main__":
-    main()
