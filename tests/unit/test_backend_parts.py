@@ -145,11 +145,11 @@ def test_oom_kills_are_counted(tmp_path: Path, name: str, text: str) -> None:
 
 def test_reap_removes_what_dead_owners_left(tmp_path: Path) -> None:
     mine = f"{os.getpid()}-{cgroups.start_time(os.getpid())}"
-    for box in ("agentrl-a/old@1-0", f"agentrl-a/new@{mine}", "agentrl-b/old@1-0", "other/old@1-0"):
+    for box in ("agentrl-a/old@1-0", f"agentrl-a/new@{mine}", "deep/er/agentrl-b/old@1-0", "other/old@1-0"):
         (tmp_path / box).mkdir(parents=True)
     groups = cgroups.Cgroups(2, *[str(tmp_path)] * 3)
     assert groups.reap("b") == 1
     assert groups.reap(None) == 1
     left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
-    assert left == ["agentrl-a", f"agentrl-a/new@{mine}", "other", "other/old@1-0"]
+    assert left == ["agentrl-a", f"agentrl-a/new@{mine}", "deep", "deep/er", "other", "other/old@1-0"]
     assert groups.reap(None, ended=mine) == 1

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "agentrl-"
 _REMOVE_S = 2.0  # a killed process leaves its group within microseconds of being reaped; this bounds a stuck one
+_DEPTH = 5  # of groups of runs below a mount point
 _SPARE_PIDS = 8  # the init and the supervisors of running commands
 
 
@@ -135,9 +136,11 @@ def _remove(directory: str, deadline: float) -> bool:
 class Cgroups:
     """Where groups are made on this machine. `detect` says why not, where they cannot be."""
 
-    def __init__(self, version: int, cpuset: str, memory: str, pids: str) -> None:
+    def __init__(self, version: int, cpuset: str, memory: str, pids: str, points: Sequence[str] = ()) -> None:
+        """The folders to make groups in. points: where the hierarchies are mounted, to look for what others left."""
         self.version = version
         self._bases = (cpuset, memory, pids)
+        self._points = tuple(dict.fromkeys(points or self._bases))
 
     def group(self, label: str, box: str, owner: str) -> Group:
         paths = [f"{base}/{PREFIX}{label}/{box}@{owner}" for base in self._bases]
@@ -147,9 +150,9 @@ class Cgroups:
         """Removes the boxes whose owner is gone, or is the one named `ended`; how many."""
         boxes: set[str] = set()
         deadline = time.monotonic() + _REMOVE_S
-        for base in dict.fromkeys(self._bases):
-            for run in list(_folders(base, PREFIX if label is None else PREFIX + label, exact=label is not None)):
-                for box in list(_folders(run, "")):
+        for point in self._points:
+            for run in list(_runs(point, label, _DEPTH)):
+                for box in list(_folders(run)):
                     owner = box.rpartition("@")[2]
                     if (owner == ended or not owner_lives(owner)) and _remove(box, deadline):
                         boxes.add(os.path.basename(box))
@@ -158,11 +161,20 @@ class Cgroups:
         return len(boxes)
 
 
-def _folders(base: str, prefix: str, *, exact: bool = False) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(base) as entries:
-        for entry in entries:
-            if entry.is_dir() and (entry.name == prefix if exact else entry.name.startswith(prefix)):
-                yield entry.path
+def _runs(folder: str, label: str | None, depth: int) -> Iterator[str]:
+    """Groups of runs anywhere below: a dead owner may have been in another group than we are."""
+    for path in _folders(folder):
+        name = os.path.basename(path)
+        if name.startswith(PREFIX):
+            if label is None or name == PREFIX + label:
+                yield path
+        elif depth > 1:
+            yield from _runs(path, label, depth - 1)
+
+
+def _folders(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def start_time(pid: int) -> str:
@@ -187,7 +199,8 @@ def detect(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/sel
     if all(name in v1 for name in needed):
         bases = [_below(*v1[name], own.get(name, "/")) for name in needed]
         missing = next((b for b in bases if not os.access(b, os.W_OK)), None)
-        return f"no right to make control groups in {missing}" if missing else Cgroups(1, *bases)
+        points = [v1[name][0] for name in needed]
+        return f"no right to make control groups in {missing}" if missing else Cgroups(1, *bases, points)
     if v2 is None:
         return "no control groups are mounted"
     base = _below(*v2, own.get("", "/"))
@@ -201,7 +214,7 @@ def detect(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/sel
             _write(f"{base}/cgroup.subtree_control", "+cpuset +memory +pids")
     except OSError as e:
         return f"cannot delegate controllers in {base}: {e.strerror} (a version 2 group that holds processes cannot)"
-    return Cgroups(2, base, base, base)
+    return Cgroups(2, base, base, base, [v2[0]])
 
 
 def _mounted(mountinfo: str) -> tuple[dict[str, tuple[str, str]], tuple[str, str] | None]:
