@@ -17,19 +17,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from agentrl.hosts.local import LocalHost
+from agentrl.recipe.load import load
 from agentrl.recipe.schema import Engines
 from agentrl.records import EngineInfo, Reply, Sampling, Version
-from agentrl.serve.launch import SGLANG_ENV, embedded_command, sglang_command, sglang_config
+from agentrl.serve.launch import embedded_command, start_engine
 from agentrl.serve.sglang import SGLangEngine
 
 VOCAB = 512
 CONTEXT = 2048
 TOKEN = "a-token-for-tests"
 SGLANG_PYTHON = "AGENTRL_SGLANG_PYTHON"
-"""The interpreter of an environment with SGLang; unset: the `sglang` tests are skipped. AGENTRL_SGLANG_ARGS holds more
-flags (for a CPU: --device cpu --attention-backend torch_native ...)."""
+"""The interpreter of an environment with SGLang (`make test-sglang`); unset: the `sglang` tests are skipped."""
+SGLANG_RECIPE = Path(__file__).parents[1] / "recipes" / "local-sglang.toml"
 
 
 def make_checkpoint(folder: Path, seed: int, **changes: Any) -> Path:
@@ -108,10 +111,9 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 @dataclass
 class Served:
-    """A running engine process. holds: the checkpoint that it serves now."""
+    """A running engine. holds: the checkpoint that it serves now."""
 
     url: str
-    process: subprocess.Popen[bytes]
     first: Path
     second: Path
     info: EngineInfo
@@ -157,37 +159,65 @@ def free_port() -> int:
 @contextmanager
 def serve(kind: str, folder: Path, first: Path, second: Path) -> Iterator[Served]:
     """Start an engine of `kind` on `first`, as version 0."""
+    serving = serve_sglang if kind == "sglang" else serve_embedded
+    with serving(folder, first, second) as served:
+        yield served
+
+
+@contextmanager
+def serve_embedded(folder: Path, first: Path, second: Path) -> Iterator[Served]:
     port = free_port()
-    recipe = Engines(kind="sglang" if kind == "sglang" else "embedded", slots=8, kv_tokens=16_384)
-    common: dict[str, Any] = {"version": Version(0), "context_tokens": CONTEXT, "served_name": "test"}
-    env = dict(os.environ)
-    if kind == "sglang":
-        sglang_config(folder / "sglang.yaml", TOKEN)
-        command = sglang_command(
-            recipe,
-            str(first),
-            port,
-            config_file=str(folder / "sglang.yaml"),
-            python=os.environ[SGLANG_PYTHON],
-            **common,
-        )
-        command += os.environ.get("AGENTRL_SGLANG_ARGS", "").split()
-        env |= SGLANG_ENV
-    else:
-        recipe = Engines(slots=8, kv_tokens=16_384, ranks=2)
-        (folder / "token").write_text(TOKEN)
-        command = embedded_command(recipe, str(first), port, token_file=str(folder / "token"), **common)
+    (folder / "token").write_text(TOKEN)
+    command = embedded_command(
+        Engines(slots=8, kv_tokens=16_384, ranks=2),
+        str(first),
+        port,
+        version=Version(0),
+        context_tokens=CONTEXT,
+        token_file=str(folder / "token"),
+        served_name="test",
+    )
     with (folder / "engine.log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:
         url = f"http://127.0.0.1:{port}"
-        info = asyncio.run(_await_ready(url, process, 300.0 if kind == "sglang" else 60.0))
-        yield Served(url=url, process=process, first=first, second=second, info=info, holds=first)
+        info = asyncio.run(_await_ready(url, process, 60.0))
+        yield Served(url=url, first=first, second=second, info=info, holds=first)
     finally:
         process.terminate()
         process.wait(timeout=60)
         assert process.stdin is not None
         process.stdin.close()
+
+
+def sglang_engines(**changes: Any) -> Engines:
+    """The recipe's section that runs SGLang on this machine, with the interpreter that the environment names."""
+    section = load(SGLANG_RECIPE).engines
+    return msgspec.structs.replace(section, python=os.environ[SGLANG_PYTHON], **changes)
+
+
+@contextmanager
+def serve_sglang(folder: Path, first: Path, second: Path, **changes: Any) -> Iterator[Served]:
+    """Through a host, whose guard lets no process of SGLang's outlive us. changes: of the recipe's engines."""
+    (folder / "token").write_text(TOKEN)
+    with asyncio.Runner() as runner:
+        engine, info, process = runner.run(
+            start_engine(
+                LocalHost(),
+                sglang_engines(**changes),
+                name="e0",
+                model_path=str(first),
+                version=Version(0),
+                context_tokens=CONTEXT,
+                run_dir=str(folder),
+                token_file=str(folder / "token"),
+            )
+        )
+        runner.run(engine.aclose())
+        try:
+            yield Served(url=engine.url, first=first, second=second, info=info, holds=first)
+        finally:
+            runner.run(process.stop())
 
 
 async def _await_ready(url: str, process: subprocess.Popen[bytes], deadline_s: float) -> EngineInfo:

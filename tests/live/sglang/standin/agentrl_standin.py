@@ -62,6 +62,7 @@ REAL = {
         "cdiv": lambda a, b: -(a // -b),
         "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
     },
+    "triton.backends": {"backends": {}},
     "triton.language": {"constexpr": _Constexpr},
     "triton.runtime": {},
     "triton.runtime.driver": {},
