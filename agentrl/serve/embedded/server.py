@@ -7,14 +7,13 @@ import hmac
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from importlib import metadata
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 from aiohttp import web
 
 from agentrl.errors import AgentRLError
+from agentrl.serve.embedded import facts
 from agentrl.serve.embedded import weights as checkpoints
 from agentrl.serve.embedded.core import BLOCK_TOKENS, PauseMode
 from agentrl.serve.embedded.loop import StepLoop
@@ -86,11 +85,10 @@ class Server:
         self.loop = loop
         self.core = loop.core
         self.options = options
-        self.launch = launch
+        self.launched = {"launch_command": launch, "startup_time": time.time()}
         self.weights = weights
         self.model_path = options.model_path
         self.staged: tuple[str, checkpoints.Weights] | None = None
-        self.started = time.time()
         self.open: dict[str, asyncio.Task[Any]] = {}
         self.draining = False
         self._key = options.api_key.encode()
@@ -258,61 +256,13 @@ class Server:
     # --- what it says of itself ---
 
     async def loads(self, http: web.Request) -> web.Response:
-        rows = []
-        for number, rank in enumerate(self.core.ranks):
-            load = rank.load()
-            rows.append(
-                {
-                    "dp_rank": number,
-                    "num_running_reqs": load.running,
-                    "num_waiting_reqs": load.waiting,
-                    "num_used_tokens": load.used_tokens,
-                    "num_total_tokens": load.used_tokens,
-                    "max_total_num_tokens": self.options.kv_tokens,
-                    "max_running_requests": self.options.slots,
-                    "token_usage": load.used_tokens / self.options.kv_tokens,
-                }
-            )
-        return reply({"timestamp": time.time(), "dp_rank_count": len(rows), "loads": rows})
+        return reply(facts.loads(self.core, self.options))
 
     async def model_info(self, http: web.Request) -> web.Response:
-        return reply(
-            {
-                "model_path": self.model_path,
-                "served_model_name": self.options.served_model_name or self.options.model_path,
-                "is_generation": True,
-                "weight_version": self.core.version,
-                "load_format": "auto",
-                "model_type": self.core.model.config.model_type,
-                "architectures": self.core.model.config.architectures,
-            }
-        )
+        return reply(facts.model_info(self.core, self.options, self.model_path))
 
     async def server_info(self, http: web.Request) -> web.Response:
-        options = self.options
-        state = {
-            "effective_max_running_requests_per_dp": options.slots,
-            "max_total_num_tokens": options.kv_tokens,
-        }
-        return reply(
-            {
-                "engine": "agentrl.serve.embedded",
-                "version": metadata.version("agentrl"),
-                "launch_command": self.launch,
-                "served_model_name": options.served_model_name or options.model_path,
-                "host": options.host,
-                "port": options.port,
-                "dp_size": options.ranks,
-                "dtype": options.dtype,
-                "context_length": options.context_length,
-                "vocab_size": self.core.model.config.vocab_size,
-                "max_running_requests": options.slots * options.ranks,
-                "max_total_num_tokens": options.kv_tokens,
-                "torch_threads": torch.get_num_threads(),
-                "startup_time": self.started,
-                "internal_states": [state] * options.ranks,
-            }
-        )
+        return reply(facts.server_info(self.core, self.options) | self.launched)
 
     async def ready(self, http: web.Request) -> web.Response:
         return web.Response(status=503 if self.core.paused or self.draining else 200)
@@ -321,23 +271,7 @@ class Server:
         return web.Response(status=503 if self.draining else 200)
 
     async def metrics(self, http: web.Request) -> web.Response:
-        lines: list[str] = []
-        loads = [rank.load() for rank in self.core.ranks]
-        counters = [rank.counters for rank in self.core.ranks]
-        for kind, name, figures in (
-            ("gauge", "num_running_reqs", [load.running for load in loads]),
-            ("gauge", "num_queue_reqs", [load.waiting for load in loads]),
-            ("gauge", "kv_used_tokens", [load.used_tokens for load in loads]),
-            ("counter", "prompt_tokens_total", [c.prompt_tokens for c in counters]),
-            ("counter", "cached_tokens_total", [c.cached_tokens for c in counters]),
-            ("counter", "generation_tokens_total", [c.generation_tokens for c in counters]),
-            ("counter", "num_requests_total", [c.requests for c in counters]),
-            ("counter", "num_aborted_requests_total", [c.aborted for c in counters]),
-            ("counter", "num_retracted_requests_total", [c.retracted for c in counters]),
-        ):
-            lines.append(f"# TYPE sglang:{name} {kind}")
-            lines += [f'sglang:{name}{{dp_rank="{rank}"}} {figure}' for rank, figure in enumerate(figures)]
-        return web.Response(text="\n".join(lines) + "\n")
+        return web.Response(text=facts.metrics(self.core))
 
     async def drain(self) -> None:
         """No new requests; those that run get `drain_s`, then they are aborted and answered as such."""
