@@ -340,9 +340,9 @@ def test_nothing_outlives_a_killed_owner(bench: Bench) -> None:
 
 
 def _descendants(root: int) -> list[int]:
-    from agentrl.sandbox.backends.inside import supervisor
+    from agentrl.sandbox.backends.inside import processes
 
-    return list(supervisor.descendants(root))
+    return list(processes.descendants(root))
 
 
 def _wait_gone(pid: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from agentrl.records import Limits, Record
 from agentrl.sandbox.backends import make_backend
 from agentrl.sandbox.backends.base import Backend, Box, BoxSpec
-from agentrl.sandbox.backends.inside import supervisor
+from agentrl.sandbox.backends.inside import processes
 
 
 class Latency(Record):
@@ -133,7 +133,7 @@ def _latency(seconds: list[float]) -> Latency:
 def _pss_mb() -> float:
     """Proportional share of memory of everything this process started."""
     kilobytes = 0
-    for pid in supervisor.descendants(os.getpid()):
+    for pid in processes.descendants(os.getpid()):
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except PermissionError:

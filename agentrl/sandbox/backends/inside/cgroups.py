@@ -200,7 +200,11 @@ def detect(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/sel
         bases = [_below(*v1[name], own.get(name, "/")) for name in needed]
         missing = next((b for b in bases if not os.access(b, os.W_OK)), None)
         points = [v1[name][0] for name in needed]
-        return f"no right to make control groups in {missing}" if missing else Cgroups(1, *bases, points)
+        return (
+            f"no right to make control groups in {missing}"
+            if missing
+            else Cgroups(1, bases[0], bases[1], bases[2], points)
+        )
     if v2 is None:
         return "no control groups are mounted"
     base = _below(*v2, own.get("", "/"))

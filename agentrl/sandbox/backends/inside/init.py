@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 
-from agentrl.sandbox.backends.inside import cgroups, files, supervisor, wire
+from agentrl.sandbox.backends.inside import cgroups, files, processes, supervisor, wire
 
 TYPE_CHECKING = False  # importing typing would cost memory and time in every box
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def kill_all() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
     else:
-        supervisor.kill_tree(os.getpid())
+        processes.kill_tree(os.getpid())
 
 
 def _work(channel: socket.socket, box: Box) -> None:
@@ -188,7 +188,8 @@ def _work(channel: socket.socket, box: Box) -> None:
                 box.policy.cpus = request["cpus"]
         box.enter()
         if request["op"] == "move":
-            wire.reply(channel, supervisor.move(os.getppid(), request["cpus"]))
+            processes.move(os.getppid(), request["cpus"])
+            wire.reply(channel, {})
         elif request["op"] == "exec":
             supervisor.run(channel, request, box.policy)
         elif request["op"] == "put":

@@ -15,14 +15,9 @@ import signal
 import socket
 import time
 
-from agentrl.sandbox.backends.inside import cgroups, kernel, wire
-
-TYPE_CHECKING = False  # importing typing would cost memory and time in every box
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from agentrl.sandbox.backends.inside import cgroups, kernel, processes, wire
 
 _DRAIN_S = 0.1  # for output still in flight after the command ended, where a background child holds the pipe
-_KILL_S = 5.0  # for killed processes to be gone; longer means stuck in the kernel
 _SAMPLE_S = 0.25
 _DISK_SLACK = 1 << 20
 _OWN_DATA = 32 << 20
@@ -197,8 +192,8 @@ class _Run:
 
     def _end(self, why: str) -> None:
         self.killed = why
-        kill_tree(os.getpid())
-        deadline = time.monotonic() + _KILL_S
+        processes.kill_tree(os.getpid())
+        deadline = time.monotonic() + processes.KILL_S
         while self._reap() and (left := deadline - time.monotonic()) > 0:
             self._service(dict(self._poll.poll(1000 * left)))
         self.exit_code = None
@@ -206,10 +201,10 @@ class _Run:
 
     def _over_limit(self) -> str:
         policy = self._policy
-        tree = descendants(os.getpid())
+        tree = processes.descendants(os.getpid())
         if policy.sampled_processes and len(tree) > policy.sampled_processes:
             return "processes"
-        if policy.memory_bytes and _resident(tree) > policy.memory_bytes:
+        if policy.memory_bytes and processes.resident(tree) > policy.memory_bytes:
             return "memory"
         if policy.disk_bytes and _disk_used() > self._disk_limit:
             return "disk"
@@ -270,69 +265,6 @@ def _limit(policy: Policy) -> None:
         resource.setrlimit(which, pair)
 
 
-def _parents() -> dict[int, tuple[int, str]]:
-    """Every visible process: its parent and its state letter."""
-    found: dict[int, tuple[int, str]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as f:
-                state, parent = f.read().rpartition(")")[2].split()[:2]
-                found[int(name)] = (int(parent), state)
-    return found
-
-
-def descendants(root: int) -> dict[int, str]:
-    """Living processes below `root`, with their state letters."""
-    parents = _parents()
-    below: dict[int, bool] = {root: True}
-
-    def is_below(pid: int) -> bool:
-        if pid not in below:
-            below[pid] = False  # a cycle cannot happen, a race can
-            below[pid] = pid in parents and is_below(parents[pid][0])
-        return below[pid]
-
-    return {pid: state for pid, (_, state) in parents.items() if pid != root and state not in "ZX" and is_below(pid)}
-
-
-def kill_tree(root: int) -> int:
-    """SIGKILL to everything below `root`; how many. First all are stopped, until a look finds no new one: stopped
-    processes free no place under the process limit, so not even a fork bomb can keep ahead."""
-    deadline = time.monotonic() + _KILL_S
-    while (
-        moving := [p for p, state in descendants(root).items() if state not in "TtD"]
-    ) and time.monotonic() < deadline:
-        _signal(moving, signal.SIGSTOP)
-    doomed = list(descendants(root))
-    _signal(doomed, signal.SIGKILL)
-    return len(doomed)
-
-
-def move(root: int, cpus: list[int]) -> wire.Head:
-    """Another affinity for every thread below `root`, where no cpuset holds them together."""
-    for pid in descendants(root):
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                os.sched_setaffinity(int(thread), cpus)
-    return {}
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def _disk_used() -> int:
     usage = os.statvfs("/")
     return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-
-
-def _resident(pids: Iterable[int]) -> int:
-    """Bytes of private memory that these processes hold."""
-    pages = 0
-    for pid in pids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as f:
-            _, resident, shared = f.read().split()[:3]
-            pages += int(resident) - int(shared)
-    return pages * os.sysconf("SC_PAGE_SIZE")
