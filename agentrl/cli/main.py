@@ -42,13 +42,16 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
 
-def main() -> None:
-    own, rest = _split(sys.argv[1:])
+def main(given: list[str] | None = None) -> None:
+    """Always raises SystemExit. given: the arguments; default: the process's own."""
+    own, rest = _split(sys.argv[1:] if given is None else given)
     debug = "--debug" in own or bool(os.environ.get("AGENTRL_DEBUG"))
     argv = [arg for arg in own if arg != "--debug"] + rest
     sys.exit(common.guarded(lambda: app(args=argv, prog_name="agentrl"), debug=debug, json="--json" in own))

@@ -78,10 +78,21 @@ async def _session(recipe: Recipe, folder: Path, *, quiet: bool, fixed_weights: 
     async with build_live(recipe, folder, shown=shown, fixed_weights=fixed_weights) as live:
         _log_to(folder / "logs" / "run.log")
         if not quiet:
+            _mention_services(recipe)
             console.print(f"[dim]run folder[/] {folder}  [dim]follow it with[/] agentrl top {folder}")
         _on_interrupt(live)
         await live.drive()
         return live.summary()
+
+
+def _mention_services(recipe: Recipe) -> None:
+    from agentrl.cli.serve import how_to_use
+    from agentrl.wiring.services import Services
+
+    serving = None if recipe.engines.attach else Services("serve", recipe.name).running()
+    if serving is not None:
+        console.print("[dim]engines of this recipe are up; to use them instead of new ones:[/]")
+        console.print("  " + how_to_use(serving, "RECIPE"), soft_wrap=True, markup=False)
 
 
 def _on_interrupt(live: Run) -> None:

@@ -107,10 +107,14 @@ class Effects:
         task.add_done_callback(self._running.discard)
         return task
 
-    def stop(self) -> None:
-        """Cancel what still runs. Attempts give their sandboxes back before their tasks end."""
-        for task in self._running:
+    async def stop(self, *, within_s: float) -> None:
+        """Cancel what still runs and wait for its end: attempts give their sandboxes back before they end, which needs
+        the services still there."""
+        running = set(self._running)
+        for task in running:
             task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=within_s)
 
     async def _pull(self, count: int) -> None:
         for task in await asyncio.to_thread(self.world.tasks.next_tasks, count):

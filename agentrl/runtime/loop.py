@@ -23,6 +23,7 @@ Service = Callable[[Callable[[news.Event], None]], Coroutine[None, None, None]]
 """Something that lives as long as the run (a supervisor, the HTTP face) and posts events."""
 
 _PROGRESS_EVERY_S = 2.0
+_STOP_S = 5.0  # for cancelled attempts to give their sandboxes back
 
 
 class Listener(Observer):
@@ -96,7 +97,7 @@ class Driver:
             services = [group.create_task(service(self.post), name="service") for service in self._services]
             services.append(group.create_task(self._await_trainer(), name="trainer"))
             finish = await self._turn_the_wheel(effects)
-            effects.stop()
+            await effects.stop(within_s=_STOP_S)
             for running in services:
                 running.cancel()
         await self.world.journal.flush()

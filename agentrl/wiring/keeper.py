@@ -34,6 +34,8 @@ from agentrl.wiring.services import Part, Serving, Told
 
 log = logging.getLogger("agentrl.keeper")
 
+_STATE = {"serve": "weights", "sandbox": "sandbox"}  # what a kind keeps below its folder while it runs
+
 
 @dataclass
 class Held:
@@ -76,6 +78,7 @@ async def keep(kind: str, recipe: Recipe, folder: Path, asker: Asker) -> int:
         return 0 if stop.is_set() else 1
     finally:
         await asyncio.gather(*(part.stop() for part in held))
+        await asyncio.to_thread(shutil.rmtree, folder / _STATE[kind], ignore_errors=True)
 
 
 async def _unless_told(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -105,7 +108,7 @@ async def _start(kind: str, recipe: Recipe, folder: Path, held: list[Held]) -> N
 
 def _adopt(recipe: Recipe, folder: Path) -> DiskWeightStore:
     """A store of their own, so that the model's folder may change or go while the engines run."""
-    weights = folder / "weights"
+    weights = folder / _STATE["serve"]
     shutil.rmtree(weights, ignore_errors=True)
     store = DiskWeightStore(str(weights))
     store.adopt(str(model_path(recipe)))

@@ -117,7 +117,8 @@ class Services:
             _end(pid)
         if self._held():
             raise DeadlineError(f"{self.folder}: process {pid} does not end", hint=f"see {self.log}")
-        self.state_file.unlink(missing_ok=True)
+        for left in (self.state_file, self.recipe_file):
+            left.unlink(missing_ok=True)
         return True
 
     @contextlib.contextmanager
@@ -208,12 +209,24 @@ class _Pipe:
 def _end(pid: int) -> None:
     """SIGTERM, and SIGKILL where that is not enough: the guards then end what it held. Returns when all are gone."""
     try:
-        keeper = psutil.Process(pid)
-        below = keeper.children(recursive=True)
+        below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return
-    for number, patience_s in ((signal.SIGTERM, _DOWN_S), (signal.SIGKILL, _KILLED_S)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            keeper.send_signal(number)
-        if not psutil.wait_procs([keeper, *below], timeout=patience_s)[1]:
-            return
+    with contextlib.ExitStack() as stack:
+        ended = [fd for each in (pid, *(child.pid for child in below)) for fd in _watched(each, stack)]
+        for number, patience_s in ((signal.SIGTERM, _DOWN_S), (signal.SIGKILL, _KILLED_S)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            until = time.monotonic() + patience_s
+            if all(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0] for fd in ended):
+                return
+
+
+def _watched(pid: int, stack: contextlib.ExitStack) -> list[int]:
+    """A descriptor that becomes readable when the process ends; none where it has."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return []
+    stack.callback(os.close, fd)
+    return [fd]

@@ -37,6 +37,8 @@ def draw_policy(rng: random.Random) -> Policy:
         stall_s=2000.0,
         order=rng.choice(["rolling", "all"]),
         max_unavailable=rng.randint(1, 2),
+        in_flight=rng.choice(["continue", "finish", "restart"]),
+        finish_timeout_s=rng.choice([5.0, 50.0]),
     )
 
 
