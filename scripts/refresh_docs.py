@@ -1,4 +1,4 @@
-"""Puts what the documents take from the source between their markers: `make docs`.
+"""Puts what the documents take from the source between their markers, and draws the picture: `make docs`.
 
 python scripts/refresh_docs.py            writes
 python scripts/refresh_docs.py --check    exits 1 and names the pages that are not current
@@ -14,10 +14,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.import_law import import_law  # noqa: E402 - the path comes first
+from scripts.loop_picture import PAGE, picture  # noqa: E402
 from scripts.module_map import module_map  # noqa: E402
 from scripts.recipe_reference import reference  # noqa: E402
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/loop.svg": {},
     "docs/recipes.md": {"recipe keys": reference},
     "docs/architecture.md": {"import law": import_law, "modules": module_map},
 }
@@ -26,6 +28,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 def fresh(name: str) -> tuple[str, str]:
     """The page as it is, and as it should be."""
     was = page = (ROOT / name).read_text()
+    if ROOT / name == PAGE:
+        return was, picture()
     for title, make in PAGES[name].items():
         begin, end = f"<!-- {title}: made by scripts/refresh_docs.py -->", f"<!-- end of {title} -->"
         head, found, rest = page.partition(begin)
