@@ -50,6 +50,7 @@ def ended(state: State, event: news.AttemptEnded, now: float) -> None:
     release(state, attempt)
     state.moved_at, state.broken = now, 0
     state.ledger.ended += 1
+    state.ledger.mixed += len(event.facts.versions) > 1
     state.router.costs.learn(event.facts)
     group = state.table.groups[attempt.group]
     member.phase, member.facts, member.oldest, member.resume = Phase.DONE, event.facts, event.facts.oldest, None
@@ -121,6 +122,15 @@ def interrupt(state: State, attempt: AttemptId, reason: str) -> None:
     member = state.table.running[attempt]
     cancel(state, attempt, reason, keep=True)
     member.resume = attempt
+    state.table.wait_again(state.table.groups[attempt.group], member)
+
+
+def start_over(state: State, attempt: AttemptId, reason: str) -> None:
+    """Stop a try and begin it anew, carrying nothing: the dearest thing to do with unfinished work. Counted."""
+    member = state.table.running[attempt]
+    cancel(state, attempt, reason)
+    member.resume = None
+    state.ledger.restarted += 1
     state.table.wait_again(state.table.groups[attempt.group], member)
 
 

@@ -10,7 +10,7 @@ those apply are in bank, freshness, publication, routing. `laws.py` states what 
 
 from __future__ import annotations
 
-from agentrl.records import AttemptId, GroupProof
+from agentrl.records import AttemptId, GroupProof, Place
 from agentrl.scheduler import attempts, fleet, freshness, publication
 from agentrl.scheduler import commands as order
 from agentrl.scheduler import events as news
@@ -30,7 +30,7 @@ class Core(State):
         self._absorb(event, now)
         attempts.expire(self, now)
         self._fill()
-        fleet.publish(self)
+        fleet.publish(self, now)
         self._start(now)
         self._finish(now)
         return self.out
@@ -39,7 +39,8 @@ class Core(State):
         if self.finished is not None:
             return None
         stall = None if self.paused else self.moved_at + self.policy.stall_s
-        return min((t for t in (self.table.next_deadline(), stall) if t is not None), default=None)
+        drains = (engine.draining for engine in self.engines if engine.swapping is None)
+        return min((t for t in (self.table.next_deadline(), stall, *drains) if t is not None), default=None)
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Core(State):
             return
         while len(self.table.running) < self.policy.window_attempts:
             host = self._host()
-            if host is None or not any(engine.admitted for engine in self.engines):
+            if host is None or not any(engine.takes_work for engine in self.engines):
                 return
             waiting = self.table.next_waiting()
             if waiting is None:
@@ -181,8 +182,7 @@ class Core(State):
 
     def _start_attempt(self, group: Group, member: Member, host: str, now: float) -> None:
         attempt = AttemptId(group.id, member.index, member.tries)
-        place = self.router.place(attempt)
-        assert place is not None, "an engine is admitted"
+        place = self._place(attempt, member)
         deadline = now + self.policy.attempt_timeout_s
         self.table.start(group, member, place, host, now, deadline)
         self.router.add(attempt, place)
@@ -193,6 +193,16 @@ class Core(State):
                 attempt=attempt, task=group.task, place=place, host=host, deadline_s=deadline, resume=member.resume
             )
         )
+
+    def _place(self, attempt: AttemptId, member: Member) -> Place:
+        """Where it goes. Under `finish` a carried-over conversation goes on under its version, if any engine has it."""
+        place = None
+        if self.policy.in_flight == "finish" and member.oldest is not None:
+            place = self.router.place(attempt, version=member.oldest)
+            self.ledger.fallbacks += place is None
+        place = place or self.router.place(attempt)
+        assert place is not None, "an engine takes work"
+        return place
 
     def _host(self) -> str | None:
         """The emptiest sandbox host with room, by share; ties end in the name."""

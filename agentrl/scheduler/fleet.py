@@ -31,7 +31,8 @@ def engine_changed(state: State, event: news.EngineUp | news.EngineDown, now: fl
 
 def lose(state: State, engine: Engine) -> None:
     """Its conversations move to the next best place, histories prefilled there; where there is none they wait."""
-    orphans = [attempt for rank in engine.ranks for attempt in rank.attempts]
+    orphans = engine.attempts()
+    state.ledger.fallbacks += len(orphans)
     engine.admitted = False
     state.buried[engine.name] = engine.epoch
     for attempt in orphans:
@@ -63,13 +64,13 @@ def engine_said(
         case news.EngineStaged():
             engine.staged, engine.staging = max(event.version, engine.staged or event.version), None
         case news.EngineLoaded():
-            engine.swapping, engine.failures = None, 0
+            engine.swapping, engine.draining, engine.failures = None, None, 0
             engine.version = max(engine.version, event.version)
             engine.admitted |= engine.version >= publication.live_version(state.engines, state.version)
             free_places(state)
             state.moved_at = now
         case news.EngineLoadFailed():
-            engine.staging = engine.staged = engine.swapping = None
+            engine.staging = engine.staged = engine.swapping = engine.draining = None
             engine.failures += 1
             if engine.failures > state.policy.load_retries:
                 state.out.append(order.RestartEngine(engine=engine.name, epoch=engine.epoch, reason=event.detail))
@@ -78,7 +79,9 @@ def engine_said(
 
 def rebalance(state: State, engine: Engine) -> None:
     """At most one conversation a report moves, so that its effect is seen before the next."""
-    better = state.router.better(engine, state.policy.move_margin) if engine.admitted else None
+    if not engine.takes_work or state.policy.in_flight == "finish":
+        return  # a move could change a conversation's version
+    better = state.router.better(engine, state.policy.move_margin)
     if better is not None:
         attempt, place = better
         state.router.move(attempt, place)
@@ -92,17 +95,32 @@ def host_down(state: State, event: news.SandboxHostDown) -> None:
             attempts.interrupt(state, attempt, f"sandbox host {event.host}: {event.reason}")
 
 
-def publish(state: State) -> None:
-    engines = state.engines
+def publish(state: State, now: float) -> None:
+    engines, policy = state.engines, state.policy
     for engine in publication.to_stage(engines, state.version):
         engine.staging = state.version
         state.out.append(order.StageWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
     for engine in publication.to_swap(
-        engines, state.version, order=state.policy.order, max_unavailable=state.policy.max_unavailable
+        engines, state.version, order=policy.order, max_unavailable=policy.max_unavailable
     ):
-        engine.swapping = state.version
-        state.out.append(order.SwapWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
+        if policy.in_flight == "finish":
+            engine.draining = now + policy.finish_timeout_s
+        else:
+            swap(state, engine)
+    for engine in engines:
+        ending = engine.draining is not None and engine.swapping is None
+        if ending and (not engine.open_work or now >= (engine.draining or 0.0)):
+            swap(state, engine)
     free_places(state)
+
+
+def swap(state: State, engine: Engine) -> None:
+    if state.policy.in_flight == "restart":
+        for attempt in engine.attempts():
+            attempts.start_over(state, attempt, "new weights")
+    state.ledger.fallbacks += engine.open_work if engine.draining is not None else 0
+    engine.swapping = state.version
+    state.out.append(order.SwapWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
 
 
 def free_places(state: State) -> None:

@@ -57,6 +57,7 @@ class Laws:
         self._window(core)
         self._publication(core)
         self._bank(core)
+        self._one_version(core)
 
     def _end(self, group: GroupId, how: str) -> None:
         if group in self._ended:
@@ -153,3 +154,8 @@ class Laws:
             oldest = group.oldest
             if oldest is not None and freshness.is_stale(core.version, oldest, core.policy.bound):
                 raise LawBroken(2, f"group {group.id} with a token of version {oldest} is kept at {core.version}")
+
+    def _one_version(self, core: Core) -> None:
+        book = core.ledger
+        if core.policy.in_flight == "finish" and book.mixed > book.fallbacks:
+            raise LawBroken(13, f"{book.mixed} trajectories of several versions, {book.fallbacks} stated fallbacks")

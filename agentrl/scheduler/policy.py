@@ -18,5 +18,7 @@ class Policy(Record):
     stall_s: float = 120.0
     order: str = "rolling"  # rolling | all
     max_unavailable: int = 1
+    in_flight: str = "continue"  # what happens to unfinished work at a swap: continue | finish | regenerate | restart
+    finish_timeout_s: float = 300.0  # `finish`: how long an engine may drain
     load_retries: int = 2  # failed weight loads of one engine in a row before it is restarted
     move_margin: float = 0.2

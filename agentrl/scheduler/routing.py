@@ -94,7 +94,15 @@ class Engine:
     staged: Version | None = None
     staging: Version | None = None
     swapping: Version | None = None
+    draining: float | None = None  # no new conversations until it has swapped: when empty, or at this moment
     failures: int = 0  # weight loads that failed in a row
+
+    @property
+    def takes_work(self) -> bool:
+        return self.admitted and self.draining is None
+
+    def attempts(self) -> list[AttemptId]:
+        return [attempt for rank in self.ranks for attempt in rank.attempts]
 
     @property
     def open_work(self) -> int:
@@ -107,18 +115,23 @@ class Router:
     costs: Costs = field(default_factory=Costs)
     places: dict[AttemptId, Place] = field(default_factory=dict)
 
-    def place(self, attempt: AttemptId, *, history: float | None = None, avoid: Place | None = None) -> Place | None:
+    def place(
+        self, attempt: AttemptId, *, history: float | None = None, version: Version | None = None
+    ) -> Place | None:
         """The cheapest rank for a conversation that is nowhere yet (or has lost its place); None if no engine serves.
 
         history: tokens that would have to be prefilled where no sibling's prompt is cached; default the opening.
+        version: only where this one is served.
         """
-        best = self._cheapest(attempt.group, self.costs.opening if history is None else history, avoid)
+        best = self._cheapest(attempt.group, self.costs.opening if history is None else history, version=version)
         return best[1] if best is not None else None
 
-    def _cheapest(self, group: GroupId, history: float, avoid: Place | None) -> tuple[float, Place] | None:
+    def _cheapest(
+        self, group: GroupId, history: float, *, avoid: Place | None = None, version: Version | None = None
+    ) -> tuple[float, Place] | None:
         best: tuple[float, Place] | None = None
         for engine in self.engines.values():
-            if not engine.admitted:
+            if not engine.takes_work or (version is not None and engine.version != version):
                 continue
             for rank in engine.ranks:
                 if rank.place == avoid:
@@ -154,7 +167,7 @@ class Router:
                 continue
             attempt = next(reversed(rank.attempts))
             now = rank.price(self.costs, uncached=0.0, joining=0, swapping=engine.swapping is not None)
-            best = self._cheapest(attempt.group, self.costs.tokens, rank.place)
+            best = self._cheapest(attempt.group, self.costs.tokens, avoid=rank.place)
             if best is not None and best[0] < now * (1 - margin):
                 return attempt, best[1]
         return None

@@ -25,6 +25,8 @@ class Ledger:
     ended: int = 0
     retried: int = 0
     restarted: int = 0  # retried from the beginning, nothing carried over
+    mixed: int = 0  # ended attempts whose tokens are of more than one version
+    fallbacks: int = 0  # `finish`: attempts that could not finish under their first version
     late: int = 0  # news of attempts that are not current
 
 

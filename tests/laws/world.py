@@ -9,6 +9,8 @@ from __future__ import annotations
 import heapq
 import random
 
+import msgspec
+
 from agentrl.records import AttemptId, Blame, RankLoad, TaskId, TrajectoryFacts, Version
 from agentrl.scheduler import commands as order
 from agentrl.scheduler import events as news
@@ -32,6 +34,8 @@ def policy_of(rng: random.Random) -> Policy:
         stall_s=2000.0,
         order=rng.choice(["rolling", "all"]),
         max_unavailable=rng.randint(1, 2),
+        in_flight=rng.choice(["continue", "finish", "restart"]),
+        finish_timeout_s=rng.choice([5.0, 50.0]),
     )
 
 
@@ -103,7 +107,19 @@ class World:
                 self.give(event)
         raise AssertionError(f"not finished after {limit} events at {self.now}: {self.core.blockers(self.now)}")
 
+    def ending(self, event: news.AttemptEnded) -> news.AttemptEnded:
+        """Under `finish`: its last tokens are of what its engine serves by now, as far as the core knows of that."""
+        facts, place = event.facts, self.core.router.places.get(event.facts.attempt)
+        engine = self.core.router.engines.get(place.engine) if place is not None else None
+        if self.policy.in_flight != "finish" or engine is None or engine.epoch != self.engines[engine.name]:
+            return event
+        versions = {facts.oldest, engine.version} if engine.version == self.held[engine.name] else {facts.oldest}
+        changed = msgspec.structs.replace(facts, versions=tuple((v, 50) for v in sorted(versions)))
+        return news.AttemptEnded(facts=changed)
+
     def give(self, event: news.Event) -> None:
+        if isinstance(event, news.AttemptEnded):
+            event = self.ending(event)
         commands = self.core.handle(event, self.now)
         self.log.append((self.now, event, commands))
         self.laws.check(self.core, commands)
@@ -158,7 +174,8 @@ class World:
                 news.AttemptFailed(attempt=attempt, blame=blame, detail="lost", resumable=self.rng.random() < 0.5),
             )
             return
-        versions = sorted({oldest, Version(min(self.core.version, oldest + self.rng.randint(0, 1)))})
+        newer = 0 if self.policy.in_flight == "finish" else self.rng.randint(0, 1)
+        versions = sorted({oldest, Version(min(self.core.version, oldest + newer))})
         facts = TrajectoryFacts(
             attempt=attempt,
             reward=self.rng.random(),
