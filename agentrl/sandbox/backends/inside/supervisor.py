@@ -8,6 +8,7 @@ until the last background process of its command is gone.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import select
@@ -131,23 +132,25 @@ class _Run:
             self._poll.register(fd, select.POLLIN)
 
     def watch(self, deadline: float) -> None:
-        sampled = self._policy.sampled
+        sample = time.monotonic() + _SAMPLE_S if self._policy.sampled else math.inf
         while self.exit_code is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 self._end("timeout")
                 return
-            ready = dict(self._poll.poll(1000 * (min(left, _SAMPLE_S) if sampled else left)))
+            if now >= sample:
+                if over := self._over_limit():
+                    self.oom = over == "memory"
+                    self._end(over)
+                    return
+                sample = now + _SAMPLE_S
+            ready = dict(self._poll.poll(1000 * (min(deadline, sample) - now)))
             if self._channel in ready:  # the caller sends nothing more: this is its hang-up
                 self._end("cancel")
                 return
             self._service(ready)
-            if sampled and (over := self._over_limit()):
-                self.oom = over == "memory"
-                self._end(over)
-                return
         self._drain(time.monotonic() + _DRAIN_S)
-        if self._policy.disk_bytes and self._over_limit() == "disk":
+        if self._policy.disk_bytes and _disk_used() > self._disk_limit:
             self.killed = "disk"
 
     def _service(self, ready: dict[int, int]) -> None:
