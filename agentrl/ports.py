@@ -67,9 +67,13 @@ class Engine(Protocol):
         """Bring the weights near the engine (copy, checksum, page cache) while it serves. Returns seconds."""
         ...
 
-    async def swap(self, path: str, version: Version, *, deadline_s: float) -> LoadReport:
+    async def swap(
+        self, path: str, version: Version, *, deadline_s: float, regenerate: bool = False, grace_s: float = 0.0
+    ) -> LoadReport:
         """Pause, load, continue; running requests go on with their own KV and a new version span.
 
+        regenerate: calls that have not ended after grace_s (in which no new one is sent) end with finish "abort"
+        instead, and what they had sampled counts as lost.
         Ends only when the engine has proved that it holds `version`.
         """
         ...

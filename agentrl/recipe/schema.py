@@ -133,7 +133,14 @@ class Train(Section):
 
 class Publish(Section):
     order: Literal["rolling", "all"] = "rolling"  # engines one after the other, or all together
-    in_flight: Literal["continue"] = "continue"  # running requests go on with their KV cache
+    # what happens to unfinished work when an engine takes new weights:
+    # continue    requests go on with their KV cache, each token marked with the version that made it
+    # regenerate  after grace_s unfinished generations are aborted and those turns sampled anew; earlier turns stay
+    # finish      an engine gets nothing new until its conversations have ended under its old weights
+    # restart     conversations of the engine start over: the dearest
+    in_flight: Literal["continue", "regenerate", "finish", "restart"] = "continue"
+    grace_s: Annotated[float, Meta(ge=0)] = 2.0  # regenerate: for generations to end by themselves
+    finish_timeout_s: Seconds = 120.0  # finish: then what is left goes on under the new weights, counted as a fallback
     max_unavailable: Positive = 1  # engines that may be swapping at once under `rolling`
     keep_versions: Positive = 3  # the newest, on disk
 

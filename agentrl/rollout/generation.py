@@ -55,8 +55,9 @@ async def generate(
     """Sample until the model stops or `max_new_tokens` are there. `reusable`: prompt tokens that a place has computed.
 
     An engine that is lost costs its unreturned tokens: the call is made again wherever the placement points next. An
-    aborted call's partial tokens are kept and the next call goes on from them. Raises EngineLost where engines keep
-    failing, DeadlineError where no other is named in time or the engine at the unchanged place does not answer.
+    aborted call's partial tokens are kept and the next call goes on from them; under `order.regenerate` they are lost.
+    Raises EngineLost where engines keep failing, DeadlineError where no other is named in time or the engine at the
+    unchanged place does not answer.
     """
     generation = Generation(place=ports.placement.place, began_s=ports.clock())
     idle = 0
@@ -78,6 +79,11 @@ async def generate(
             generation.regenerated += 1
             if ports.placement.place == place or generation.regenerated > _LOSSES:
                 raise
+            continue
+        if reply.finish == "abort" and order.regenerate:
+            generation.regenerated += 1
+            if generation.regenerated > _LOSSES:
+                raise EngineLost(f"{place}: aborted {order.attempt} {generation.regenerated} times")
             continue
         generation.add(reply, place, known, ports.clock() - began)
         if reply.finish != "abort":

@@ -30,6 +30,7 @@ class Order(Record):
     move_timeout_s: float = 120.0  # until another engine is named for a lost one
     deadline_s: float = 300.0  # the whole attempt; passing it is an infra fault
     resume: bool = False
+    regenerate: bool = False  # a turn whose call was aborted is sampled anew from its start, its partial tokens lost
 
 
 class Template(Protocol):

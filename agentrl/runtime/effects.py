@@ -43,7 +43,7 @@ class Observer:
 class World:
     """The concrete parts of one run, live or simulated. Registries are filled by supervisors as things come up.
 
-    admin_s: deadline of one weight call.
+    admin_s: deadline of one weight call. regenerate, grace_s: how engines swap (ports.Engine.swap).
     """
 
     engines: dict[str, ports.Engine] = field(default_factory=dict)
@@ -57,6 +57,8 @@ class World:
     clock: Callable[[], float]
     keep_versions: int
     admin_s: float
+    regenerate: bool = False
+    grace_s: float = 0.0
 
 
 @dataclass
@@ -216,7 +218,13 @@ class Effects:
         others = [e for name, e in world.engines.items() if name != order.engine]
         try:
             before, began = await _sampled(others), world.clock()
-            report = await engine.swap(world.weights.path(order.version), order.version, deadline_s=world.admin_s)
+            report = await engine.swap(
+                world.weights.path(order.version),
+                order.version,
+                deadline_s=world.admin_s + world.grace_s,
+                regenerate=world.regenerate,
+                grace_s=world.grace_s,
+            )
             after = await _sampled(others)
         except AgentRLError as exc:
             self._load_failed(order.engine, order.epoch, order.version, exc)

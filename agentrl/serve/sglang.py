@@ -7,6 +7,7 @@ sent is tried again. Who cancels a generation or runs out of time has it aborted
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -56,6 +57,10 @@ class SGLangEngine:
         self._version: Version | None = None  # what the engine last proved, or was last told, to hold
         self._settled = asyncio.Event()  # clear while a swap makes the version uncertain
         self._settled.set()
+        self._open = 0  # our own /generate calls that the engine has not answered
+        self._quiet = asyncio.Event()  # set while there are none
+        self._quiet.set()
+        self._lost_tokens = 0  # partial tokens of the calls that the running swap aborted
         self._embedded = False
         self._vocab: int | None = None
 
@@ -121,12 +126,21 @@ class SGLangEngine:
             # history computed by other weights is never reused: the version names the cache's namespace
             "extra_key": f"{self._namespace}{self._version}",
         }
+        self._open += 1
+        self._quiet.clear()
         try:
             raw = await self._ok("POST", "/generate", body, limit_s - (time.monotonic() - started))
         except (asyncio.CancelledError, DeadlineError):
             await _finish(self._abort_quietly(rid))
             raise
-        return self._sane(lambda: wire.reply(raw, rid, tokens, sampling, rank, self._vocab))
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._quiet.set()
+        reply = self._sane(lambda: wire.reply(raw, rid, tokens, sampling, rank, self._vocab))
+        if reply.finish == "abort":
+            self._lost_tokens += len(reply.tokens)
+        return reply
 
     async def _know_version(self, deadline_s: float) -> None:
         """A paused engine would hold the request anyway; sent after the swap it carries the new version's key."""
@@ -153,7 +167,10 @@ class SGLangEngine:
     # --- pause and weights ---
 
     async def pause(self, *, deadline_s: float) -> None:
-        await self._ok("POST", "/pause_generation", {"mode": "in_place"}, min(deadline_s, self._admin_timeout_s))
+        await self._pause("in_place", deadline_s)
+
+    async def _pause(self, mode: str, deadline_s: float) -> None:
+        await self._ok("POST", "/pause_generation", {"mode": mode}, min(deadline_s, self._admin_timeout_s))
 
     async def resume(self, *, deadline_s: float) -> None:
         await self._ok("POST", "/continue_generation", {}, min(deadline_s, self._admin_timeout_s))
@@ -170,26 +187,39 @@ class SGLangEngine:
             await self._load("/stage_weights", {"model_path": path}, left_s)
         return time.monotonic() - started
 
-    async def swap(self, path: str, version: Version, *, deadline_s: float) -> LoadReport:
+    async def swap(
+        self, path: str, version: Version, *, deadline_s: float, regenerate: bool = False, grace_s: float = 0.0
+    ) -> LoadReport:
         end = time.monotonic() + deadline_s
+        self._lost_tokens = 0
         # a cancelled swap must still not leave the engine paused
-        pause_s = await _finish(self._swap_paused(path, version, end))
+        pause_s = await _finish(self._swap_paused(path, version, end, regenerate, grace_s))
         found = await self.info(deadline_s=end - time.monotonic())
         if found.version != version:
             raise self._lost(f"holds version {found.version} after version {version} was loaded")
         checksum = await self._checksum(end - time.monotonic()) if self._checksums else ""
-        return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, checksum=checksum)
+        lost = self._lost_tokens if regenerate else 0
+        return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, lost_tokens=lost, checksum=checksum)
 
     async def _checksum(self, deadline_s: float) -> str:
         raw = await self._ok("POST", "/weights_checker", {"action": "checksum"}, deadline_s)
         return self._sane(lambda: wire.decode(raw, wire.Checksum)).per_engine_checksum or ""
 
-    async def _swap_paused(self, path: str, version: Version, end: float) -> float:
-        """Pause, load, continue; seconds between the first and the last. Continues whatever the load does."""
-        began = time.monotonic()
+    async def _swap_paused(self, path: str, version: Version, end: float, regenerate: bool, grace_s: float) -> float:
+        """Pause, load, continue; seconds between the first and the last. Continues whatever the load does.
+
+        While `_settled` is clear no new call is sent. SGLang's abort mode ends what runs and pauses nothing; with our
+        calls held back nothing is left to pause.
+        """
         self._settled.clear()
+        began = time.monotonic()
         try:
-            await self.pause(deadline_s=end - began)
+            if regenerate:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await self._quiet.wait()
+                began = time.monotonic()
+            await self._pause("abort" if regenerate else "in_place", end - began)
             body = {"model_path": path, "flush_cache": False, "weight_version": str(version)}
             await self._load("/update_weights_from_disk", body, end - time.monotonic())
             self._version = version

@@ -165,7 +165,9 @@ class ScriptedEngine:
     async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
         return 0.0
 
-    async def swap(self, path: str, version: Version, *, deadline_s: float) -> LoadReport:
+    async def swap(
+        self, path: str, version: Version, *, deadline_s: float, regenerate: bool = False, grace_s: float = 0.0
+    ) -> LoadReport:
         self.version = version
         return LoadReport(version=version, stage_s=0.0, pause_s=0.0)
 

@@ -149,7 +149,9 @@ class SimEngine:
         await self.take(1.0)
         return 1.0
 
-    async def swap(self, path: str, version: Version, *, deadline_s: float) -> LoadReport:
+    async def swap(
+        self, path: str, version: Version, *, deadline_s: float, regenerate: bool = False, grace_s: float = 0.0
+    ) -> LoadReport:
         await self.take(self._rng.expovariate(0.5))
         if self._rng.random() < self._rude.load_fails:
             raise InfraError(f"engine {self.name} refused version {version}")

@@ -47,6 +47,8 @@ def policy_of(recipe: Recipe) -> Policy:
         stall_s=recipe.schedule.stall_s,
         order=recipe.publish.order,
         max_unavailable=recipe.publish.max_unavailable,
+        in_flight=recipe.publish.in_flight,
+        finish_timeout_s=recipe.publish.finish_timeout_s,
         move_margin=recipe.schedule.move_margin,
     )
 
@@ -80,6 +82,7 @@ def order_template(recipe: Recipe, label: str) -> Order:
         lease_s=recipe.sandbox.lease_s,
         request_timeout_s=recipe.engines.request_timeout_s,
         deadline_s=recipe.schedule.attempt_timeout_s,
+        regenerate=recipe.publish.in_flight == "regenerate",
     )
 
 

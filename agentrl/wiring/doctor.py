@@ -154,12 +154,8 @@ async def _ports(recipe: Recipe) -> Finding:
     section = recipe.engines
     if section.attach or not section.base_port:
         return ok("ports", f"any free one is taken, e.g. {machine.free_port()}")
-    wanted = range(section.base_port, section.base_port + section.count)
-    taken = [port for port in wanted if not machine.can_listen(port)]
-    if taken:
-        remedy = "end what listens there, choose another engines.base_port, or 0"
-        return fail("ports", f"taken: {', '.join(map(str, taken))}", remedy)
-    return ok("ports", f"{wanted[0]} to {wanted[-1]} are free")
+    machine.check_ports(section)
+    return ok("ports", f"{section.base_port} to {section.base_port + section.count - 1} are free")
 
 
 async def _sandboxes(recipe: Recipe) -> Finding:

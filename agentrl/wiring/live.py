@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import ports
+from agentrl.errors import UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.journal.store import SqliteJournal
 from agentrl.publish.store import DiskWeightStore
@@ -40,6 +41,7 @@ from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
 from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine, token_of
 from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
+from agentrl.wiring.machine import check_ports
 from agentrl.wiring.models import check_model
 
 log = logging.getLogger("agentrl.wiring")
@@ -89,7 +91,8 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     template = ChatTemplate.from_folder(str(model))
     engine_token = token_of(recipe.engines)
     tasks = task_source(recipe, folder)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    check_ports(recipe.engines)
+    _make(folder / "logs")
     journal = SqliteJournal.open(folder / "run.sqlite", recipe=identity(recipe))
     store = DiskWeightStore(str(folder / "weights"))
     if store.latest() is None:
@@ -107,6 +110,13 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
         engine_token=engine_token,
         label=f"{recipe.name}-{digest}",
     )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UserError(f"{folder}: cannot be made: {exc.strerror}", hint="give a --run-dir that can") from exc
 
 
 @contextlib.asynccontextmanager
@@ -148,6 +158,8 @@ async def build_live(
             clock=clock,
             keep_versions=recipe.publish.keep_versions,
             admin_s=recipe.engines.admin_timeout_s,
+            regenerate=recipe.publish.in_flight == "regenerate",
+            grace_s=recipe.publish.grace_s,
         )
         head = {"recipe": recipe.name, "seed": recipe.seed, "mode": "live"}
         telemetry = Telemetry(

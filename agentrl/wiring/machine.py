@@ -7,12 +7,13 @@ import getpass
 import os
 import socket
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UnavailableError
 from agentrl.hosts.local import free_port
 from agentrl.ports import Host
+from agentrl.recipe.schema import Engines
 from agentrl.sandbox.backends.inside import cgroups as groups
 
-__all__ = ["can_listen", "cgroups", "clock", "free_port", "gpus", "user", "writable"]
+__all__ = ["can_listen", "cgroups", "check_ports", "clock", "free_port", "gpus", "user", "writable"]
 
 _TIME_ERROR = 5  # adjtimex: the kernel's clock is not synchronised
 _TIMEX_BYTES = 208
@@ -26,6 +27,19 @@ def can_listen(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+def check_ports(engines: Engines) -> None:
+    """UnavailableError where a port that the recipe names is taken: found in a moment, not after an engine's start."""
+    if engines.attach or not engines.base_port:
+        return
+    for index in range(engines.count):
+        port = engines.base_port + index
+        if not can_listen(port):
+            raise UnavailableError(
+                f"engines.base_port: port {port} of engine e{index} is taken",
+                hint="end what listens there, choose another engines.base_port, or 0 for any free one",
+            )
 
 
 def user() -> str:

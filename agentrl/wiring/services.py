@@ -32,7 +32,8 @@ from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Record
 from agentrl.wiring.attach import RUNS
-from agentrl.wiring.derive import token_file
+from agentrl.wiring.derive import model_path, token_file
+from agentrl.wiring.machine import check_ports
 
 _READY_MARGIN_S = 15.0  # the keeper's own start, beyond what the recipe gives its parts
 _DOWN_S = 30.0
@@ -93,8 +94,14 @@ class Services:
     def up(self, recipe: Recipe, *, timeout_s: float) -> Serving:
         """Starts a keeper and waits until everything serves. Otherwise nothing is left, and what the keeper said is
         raised. UserError where it runs already."""
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        token_file(self.folder)
+        model_path(recipe)
+        if self.kind == "serve":
+            check_ports(recipe.engines)
+        try:
+            (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+            token_file(self.folder)
+        except OSError as exc:
+            raise UserError(f"{self.folder}: cannot be made: {exc.strerror}", hint="run it in another folder") from exc
         with self._lock() as lock:
             self.state_file.unlink(missing_ok=True)
             self.recipe_file.write_text(show.dump(recipe))

@@ -372,6 +372,43 @@ def test_swap_in_place_marks_each_token_with_its_version(served: Served) -> None
     asyncio.run(check())
 
 
+def test_regenerate_ends_what_runs_and_holds_back_what_comes(served: Served) -> None:
+    """What is in flight ends as aborted, its tokens counted as lost; a call made meanwhile is of the new version."""
+
+    async def check() -> None:
+        async with client(served) as engine, asyncio.TaskGroup() as group:
+            calls = [group.create_task(ask(engine, prompt_of(50, seed=n + 140), 1500)) for n in range(2)]
+            await until(lambda: _is(running(engine), 2))
+            version = Version(next(served.versions))
+            changing = group.create_task(
+                engine.swap(str(served.other), version, deadline_s=60, regenerate=True, grace_s=0.0)
+            )
+            await asyncio.sleep(0)
+            late = group.create_task(ask(engine, prompt_of(50, seed=150), 8))
+            report = await changing
+            served.holds = served.other
+            replies = [await call for call in calls]
+            assert {reply.finish for reply in replies} == {"abort"}
+            assert report.lost_tokens == sum(len(reply.tokens) for reply in replies)
+            assert [span.version for span in (await late).spans] == [version]
+
+    asyncio.run(check())
+
+
+def test_regenerate_waits_its_grace_for_what_ends_by_itself(served: Served) -> None:
+    async def check() -> None:
+        async with client(served) as engine, asyncio.TaskGroup() as group:
+            call = group.create_task(ask(engine, prompt_of(50, seed=160), 60))
+            await until(lambda: _is(running(engine), 1))
+            version = Version(next(served.versions))
+            report = await engine.swap(str(served.other), version, deadline_s=120, regenerate=True, grace_s=60.0)
+            served.holds = served.other
+            assert (await call).finish == "length"
+            assert report.lost_tokens == 0
+
+    asyncio.run(check())
+
+
 def test_history_of_other_weights_is_never_reused(served: Served) -> None:
     async def check() -> None:
         prompt = prompt_of(120, seed=120)
