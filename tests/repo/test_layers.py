@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rollout": (*NOUNS, "ports"),
     **dict.fromkeys(ADAPTERS, SEAM),
     "runtime": (*NOUNS, "ports", "wire", "scheduler", "rollout", "train.batching"),
-    "sim": (*NOUNS, "ports", "recipe", "scheduler.laws"),
+    "sim": (*NOUNS, "ports", "recipe", "scheduler", "runtime.player"),
     "wiring": (*SEAM, *ADAPTERS, "scheduler", "rollout", "runtime", "sim"),
     "bench": (*SEAM, "wiring", "sim", "runtime.status"),
     "tui": ("records", "runtime.status"),

@@ -1,0 +1,270 @@
+"""A sandbox host in virtual time: lanes that queue, CPU sets that are shared evenly by whatever runs in them.
+
+An operation waits for its lane, then for the world (downloads, sleeps: `wait_s`, no CPU), then works `cpu_s` seconds of
+CPU on at most `width` CPUs. Isolated, each lane has its own CPUs and the engines have theirs. Pooled, everything shares
+all CPUs, engines included: what then exceeds the machine slows the tools and the engines alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentrl.errors import SandboxLost
+from agentrl.records import Lane, Record
+
+UNLIMITED = 1 << 30
+_GONE = object()
+
+
+class LanePlan(Record):
+    cap: int
+    cpus: float
+
+
+class HostPlan(Record):
+    """lanes: of an isolated host; none: one pool without caps. serving_cpus: what the engines' own work occupies."""
+
+    cpus: float
+    serving_cpus: float = 0.0
+    lanes: dict[Lane, LanePlan] = {}
+
+
+_SHARES = {Lane.RESET: 1, Lane.COMMAND: 4, Lane.PACKAGE: 4, Lane.VERIFY: 2, Lane.CLEANUP: 1}
+"""Of the CPUs left over by serving: the live planner's weights."""
+
+
+def isolated(cpus: float, serving_cpus: float, *, package_cap: int = 16) -> HostPlan:
+    """Disjoint CPU sets by the live planner's shares; caps as live: 16 packages, else twice the CPUs."""
+    one = (cpus - serving_cpus) / sum(_SHARES.values())
+    lanes = {
+        lane: LanePlan(cap=package_cap if lane is Lane.PACKAGE else max(1, int(2 * one * share)), cpus=one * share)
+        for lane, share in _SHARES.items()
+    }
+    return HostPlan(cpus=cpus, serving_cpus=serving_cpus, lanes=lanes)
+
+
+def pooled(cpus: float, serving_cpus: float) -> HostPlan:
+    """One unbounded worker pool over all CPUs, the engines' included."""
+    return HostPlan(cpus=cpus, serving_cpus=serving_cpus)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One operation. over: resolved with (seconds queued, seconds run); None where nobody waits."""
+
+    lane: Lane
+    cpu_s: float
+    wait_s: float
+    width: float
+    queued: float
+    over: asyncio.Future[tuple[float, float]] | None
+    began: float = 0.0
+    state: str = "queued"  # queued | waiting | working | over
+    timer: asyncio.TimerHandle | None = None
+
+
+class _Cpus:
+    """Processor sharing by width: each of the jobs gets width * min(1, cpus / demand) CPUs. One timer, one heap.
+
+    `others`: demand that is always there and takes part in the sharing.
+    """
+
+    def __init__(self, cpus: float, others: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.cpus = cpus
+        self.demand = others
+        self.busy_s = 0.0  # CPU seconds given to jobs
+        self._others = others
+        self._loop = loop
+        self._served = 0.0  # CPU seconds per unit of width since the beginning
+        self._at = loop.time()
+        self._ends: list[tuple[float, int, _Job]] = []
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._finished: Callable[[_Job], None] = lambda job: None
+
+    def on_finish(self, call: Callable[[_Job], None]) -> None:
+        self._finished = call
+
+    @property
+    def rate(self) -> float:
+        return min(1.0, self.cpus / self.demand) if self.demand > 0 else 1.0
+
+    def add(self, job: _Job) -> None:
+        self._advance()
+        job.state = "working"
+        self.demand += job.width
+        heapq.heappush(self._ends, (self._served + job.cpu_s / job.width, next(self._order), job))
+        self._arm()
+
+    def remove(self, job: _Job) -> None:
+        self._advance()
+        self._leave(job)
+        self._arm()
+
+    def _leave(self, job: _Job) -> None:
+        job.state = "over"
+        self.demand -= job.width
+
+    def _advance(self) -> None:
+        now = self._loop.time()
+        if now > self._at:
+            gained = (now - self._at) * self.rate
+            self._served += gained
+            self.busy_s += gained * (self.demand - self._others)
+            self._at = now
+
+    def _arm(self) -> None:
+        while self._ends and self._ends[0][2].state == "over":
+            heapq.heappop(self._ends)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ends:
+            left = max(0.0, self._ends[0][0] - self._served)
+            self._timer = self._loop.call_at(self._at + left / self.rate, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._advance()
+        edge = self._served + 1e-9 * max(1.0, self._served)
+        while self._ends and (self._ends[0][0] <= edge or self._ends[0][2].state == "over"):
+            _, _, job = heapq.heappop(self._ends)
+            if job.state == "working":
+                self._leave(job)
+                self._finished(job)
+        self._arm()
+
+
+class Slowed(Protocol):
+    """An engine whose CPU work shares this host."""
+
+    slowdown: float
+
+
+class HostModel:
+    """Made inside a running loop. `serve` names the engines that this host's contention slows down."""
+
+    def __init__(self, name: str, plan: HostPlan) -> None:
+        self.name = name
+        self.plan = plan
+        self.live = 0  # sandboxes open; the player counts
+        self.peak = 0
+        self.lost = ""  # why it is gone
+        self._loop = asyncio.get_running_loop()
+        self._engines: list[Slowed] = []
+        self._jobs: dict[_Job, None] = {}
+        self._queues: dict[Lane, deque[_Job]] = {lane: deque() for lane in Lane}
+        self._room = {lane: plan.lanes[lane].cap if plan.lanes else UNLIMITED for lane in Lane}
+        self._sets = self._make_sets(plan)
+        for cpus in set(self._sets.values()):
+            cpus.on_finish(self._finish)
+
+    def _make_sets(self, plan: HostPlan) -> Mapping[Lane, _Cpus]:
+        if not plan.lanes:
+            pool = _Cpus(plan.cpus, plan.serving_cpus, self._loop)
+            return dict.fromkeys(Lane, pool)
+        return {lane: _Cpus(lane_plan.cpus, 0.0, self._loop) for lane, lane_plan in plan.lanes.items()}
+
+    def serve(self, engine: Slowed) -> None:
+        self._engines.append(engine)
+
+    async def run(self, lane: Lane, cpu_s: float, wait_s: float = 0.0, *, width: float = 1.0) -> tuple[float, float]:
+        """(seconds queued, seconds run). Cancelling stops it and frees its place. Raises SandboxLost once killed."""
+        over: asyncio.Future[tuple[float, float]] = self._loop.create_future()
+        job = self._submit(lane, cpu_s, wait_s, width, over)
+        try:
+            return await over
+        except asyncio.CancelledError:
+            self._cancel(job)
+            raise
+
+    def post(self, lane: Lane, cpu_s: float, wait_s: float = 0.0, *, width: float = 1.0) -> None:
+        """Work that nobody waits for: giving back the sandbox of a cancelled attempt."""
+        self._submit(lane, cpu_s, wait_s, width, None)
+
+    def busy_s(self) -> float:
+        """CPU seconds given to operations so far."""
+        return sum(cpus.busy_s for cpus in set(self._sets.values()))
+
+    def waiting(self, lane: Lane) -> int:
+        return sum(job.state == "queued" for job in self._queues[lane])
+
+    def kill(self, reason: str = "killed") -> None:
+        """Gone with all its sandboxes: every operation raises SandboxLost, now and later."""
+        self.lost = reason
+        for job in list(self._jobs):
+            self._stop(job)
+            if job.over is not None and not job.over.done():
+                job.over.set_exception(SandboxLost(f"{self.name}: {reason}"))
+        self._jobs.clear()
+        self._press()
+
+    def _submit(
+        self, lane: Lane, cpu_s: float, wait_s: float, width: float, over: asyncio.Future[tuple[float, float]] | None
+    ) -> _Job:
+        if self.lost:
+            raise SandboxLost(f"{self.name}: {self.lost}")
+        job = _Job(lane, max(cpu_s, 1e-6), wait_s, width, self._loop.time(), over)
+        self._jobs[job] = None
+        if self._room[lane] > 0:
+            self._begin(job)
+        else:
+            self._queues[lane].append(job)
+        return job
+
+    def _begin(self, job: _Job) -> None:
+        self._room[job.lane] -= 1
+        job.began = self._loop.time()
+        if job.wait_s > 0:
+            job.state = "waiting"
+            job.timer = self._loop.call_later(job.wait_s, self._work, job)
+        else:
+            self._work(job)
+
+    def _work(self, job: _Job) -> None:
+        self._sets[job.lane].add(job)
+        self._press()
+
+    def _finish(self, job: _Job) -> None:
+        del self._jobs[job]
+        if job.over is not None and not job.over.done():
+            job.over.set_result((job.began - job.queued, self._loop.time() - job.began))
+        self._free(job.lane)
+
+    def _cancel(self, job: _Job) -> None:
+        if self._jobs.pop(job, _GONE) is _GONE:
+            return
+        placed = job.state != "queued"
+        self._stop(job)
+        if placed:
+            self._free(job.lane)
+
+    def _stop(self, job: _Job) -> None:
+        if job.state == "working":
+            self._sets[job.lane].remove(job)
+        elif job.timer is not None:
+            job.timer.cancel()
+        job.state = "over"
+
+    def _free(self, lane: Lane) -> None:
+        self._room[lane] += 1
+        queue = self._queues[lane]
+        while queue and self._room[lane] > 0:
+            job = queue.popleft()
+            if job.state == "queued":
+                self._begin(job)
+        self._press()
+
+    def _press(self) -> None:
+        """Pooled, the engines' threads get their share of the CPUs like any other."""
+        if self.plan.lanes or not self._engines:
+            return
+        slowdown = 1.0 / self._sets[Lane.COMMAND].rate
+        for engine in self._engines:
+            engine.slowdown = slowdown
