@@ -73,6 +73,7 @@ def whole(request: pytest.FixtureRequest) -> Iterator[Bench]:
         bench.run(bench.backend.probe())
     except AgentRLError as e:
         bench.runner.close()
+        shutil.rmtree(state, ignore_errors=True)
         pytest.skip(f"{request.param}: {e}")
     yield bench
     bench.run(bench.backend.aclose())
@@ -657,7 +658,7 @@ def test_owner_names_do_not_repeat() -> None:
 
 @pytest.mark.skipif(not ROOT, reason="this is already the ordinary user's run")
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
-def test_namespace_boxes_of_an_ordinary_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_namespace_boxes_of_an_ordinary_user() -> None:
     become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     again = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
@@ -672,18 +673,13 @@ def test_namespace_boxes_of_an_ordinary_user(tmp_path_factory: pytest.TempPathFa
         "PYTHONPATH": os.pathsep.join([str(REPO), *sys.path[1:]]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "(namespace or another_root) and not user",
-        "--basetemp",
-        f"/tmp/agentrl-pytest-{os.getpid()}",
-    ]
+    base = f"/tmp/agentrl-pytest-{os.getpid()}"
+    only = "(namespace or another_root) and not user"
+    options = ["-q", "-p", "no:cacheprovider", "-k", only, "--basetemp", base]
     done = subprocess.run(
         [*become, python, "-m", "pytest", *options, str(Path(__file__))],
         cwd=REPO, env=env, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
+    shutil.rmtree(base, ignore_errors=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout
