@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -89,6 +90,9 @@ def _first(exc: BaseException) -> BaseException:
 def _report(exc: BaseException, *, json: bool) -> int:
     if isinstance(exc, AgentRLError):
         message, hint, code = str(exc), exc.hint, exc.exit_code
+    elif isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        message, code = f"{exc.filename or 'a file'}: no space left on the disk", UNAVAILABLE
+        hint = "free space and give the same command again"
     else:
         message, code = f"a bug in agentrl: {type(exc).__name__}: {exc}", FAILED
         hint = "run again with --debug for the traceback and report it"

@@ -6,7 +6,7 @@ import sqlite3
 import zlib
 from pathlib import Path
 
-from agentrl.errors import AgentRLError, DataError, UserError
+from agentrl.errors import AgentRLError, DataError, UnavailableError, UserError
 
 _CRC_BYTES = 4
 
@@ -17,7 +17,7 @@ def explain(path: Path, exc: BaseException) -> AgentRLError:
         return AgentRLError(f"{path}: a record could not be journalled: {exc!r}", hint="report this as a bug")
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or "No space left" in str(exc):
-        return UserError(
+        return UnavailableError(
             f"{path}: no space left to write the journal; everything acknowledged so far is safe",
             hint=f"free space under {path.parent} and start the same command again: the run resumes",
         )

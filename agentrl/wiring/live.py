@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import ports
-from agentrl.errors import UserError
+from agentrl.errors import UnavailableError, UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.journal.store import SqliteJournal
 from agentrl.publish.store import DiskWeightStore
@@ -43,6 +43,7 @@ from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine
 from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
 from agentrl.wiring.machine import check_ports
 from agentrl.wiring.models import check_model
+from agentrl.wiring.trainer import trainer_ended
 
 log = logging.getLogger("agentrl.wiring")
 
@@ -200,9 +201,14 @@ class _LiveEngine:
 @dataclass
 class _LiveTrainer:
     process: ports.Process
+    log: Path
 
     async def wait_ended(self) -> str:
-        return f"its process ended with code {await self.process.wait()}"
+        """Raises where starting it again would not help: it said itself that its input or its disk is at fault."""
+        code = await self.process.wait()
+        if code in (UserError.exit_code, UnavailableError.exit_code):
+            raise trainer_ended(code, self.log)
+        return f"its process ended with code {code}"
 
     async def stop(self) -> None:
         await self.process.stop()
@@ -317,7 +323,7 @@ class _Parts:
                     token_file=str(self.ready.token_file),
                     model_path=str(self.ready.model),
                 )
-                return _LiveTrainer(process)
+                return _LiveTrainer(process, self.folder / "logs" / "trainer.log")
 
             await keep_trainer(start, restarts=self.recipe.train.restarts)
 

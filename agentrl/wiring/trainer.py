@@ -79,15 +79,15 @@ async def _train(
         await asyncio.gather(listening, return_exceptions=True)
         await process.stop(grace_s=_STOP_S)
     if code != 0:
-        raise _ended(code, Path(run.folder) / "logs" / "trainer.log")
+        raise trainer_ended(code, Path(run.folder) / "logs" / "trainer.log")
     return held
 
 
-def _ended(code: int, log: Path) -> AgentRLError:
-    """The trainer's own exit code says whose fault it was, as every exit code of ours."""
+def trainer_ended(code: int, log: Path) -> AgentRLError:
+    """The trainer's own exit code says whose fault it was, as every exit code of ours; its last words say what."""
     kinds: dict[int, type[AgentRLError]] = {2: UserError, 3: UnavailableError}
-    message = f"the trainer ended with code {code}; {log} ends:\n{tail(str(log))}"
-    return kinds.get(code, InfraError)(message, hint="the run waits; attach again once the cause is mended")
+    words = tail(str(log), lines=4).partition("trainer: error: ")[2] or tail(str(log))
+    return kinds.get(code, InfraError)(f"the trainer ended with code {code}: {words}", hint=f"see {log}")
 
 
 def _same(recipe: Recipe, folder: Path) -> None:

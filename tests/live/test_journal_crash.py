@@ -82,7 +82,7 @@ def test_kill_9_at_random_moments_loses_nothing_acknowledged(tmp_path: Path) -> 
 FILLER = """
 import asyncio, sys
 from pathlib import Path
-from agentrl.errors import UserError
+from agentrl.errors import UnavailableError
 from agentrl.journal.store import SqliteJournal
 from tests.builders import attempt_id, trajectory
 
@@ -94,16 +94,16 @@ async def main():
         for group in range(10_000):
             await journal.keep(trajectory(attempt_id(group), reply=5_000))
             kept.append(group)
-    except UserError as exc:
+    except UnavailableError as exc:
         print(exc, "|", exc.hint)
     for again in (lambda: journal.record_event(0.0, b"", b""), lambda: None):
         try:
             again()
-        except UserError as exc:
+        except UnavailableError as exc:
             print("again:", exc)
     try:
         await journal.aclose()
-    except UserError:
+    except UnavailableError:
         pass
     (folder / "ballast").unlink()
     journal = SqliteJournal.open(folder / "run.sqlite")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentrl.errors import AgentRLError, DataError, InfraError, UserError
+from agentrl.errors import AgentRLError, DataError, InfraError, UnavailableError, UserError
 from agentrl.journal.faults import explain
 from agentrl.journal.reader import SCHEMA, JournalReader
 from agentrl.journal.store import SqliteJournal
@@ -259,7 +259,7 @@ def test_a_missing_trajectory_is_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("exc", "error", "words"),
     [
-        (OSError(28, "No space left on device"), UserError, "no space left"),
+        (OSError(28, "No space left on device"), UnavailableError, "no space left"),
         (sqlite3.OperationalError("disk I/O error"), DataError, "could not be written"),
         (PermissionError(13, "denied"), DataError, "could not be written"),
         (TypeError("boom"), AgentRLError, "could not be journalled"),
