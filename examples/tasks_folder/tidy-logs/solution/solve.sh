@@ -1,0 +1,4 @@
+#!/bin/sh
+cd /work
+cat logs/*.log | grep -c ERROR > errors.txt
+find logs -name '*.log' -empty -delete
