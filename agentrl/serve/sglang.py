@@ -116,7 +116,8 @@ class SGLangEngine:
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "stop_token_ids": list(sampling.stop_token_ids),
-                "ignore_eos": True,  # stop_token_ids say it all
+                # SGLang calls all stop tokens "eos": ignoring it, it would ignore those that we name as well
+                "ignore_eos": not sampling.stop_token_ids,
                 "no_stop_trim": True,
                 "skip_special_tokens": False,
             },

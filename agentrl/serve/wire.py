@@ -221,15 +221,16 @@ def loads(raw: bytes) -> list[RankLoad]:
 
 def generated_tokens(raw: bytes) -> int:
     """Of /metrics. SGLang counts a request's tokens in the first at its end, in the second while it runs."""
-    ended = running = None
-    for line in raw.decode(errors="replace").splitlines():
+    ended = running = 0.0
+    lines = [line for line in raw.decode(errors="replace").splitlines() if line.startswith("sglang:")]
+    if not lines:
+        raise Nonsense("/metrics has nothing of SGLang's (was it started with --enable-metrics?)")
+    for line in lines:  # neither is there before the first token
         if line.startswith("sglang:generation_tokens_total"):
-            ended = (ended or 0.0) + _sample(line)
+            ended += _sample(line)
         elif line.startswith("sglang:realtime_tokens_total") and 'mode="decode"' in line:
-            running = (running or 0.0) + _sample(line)
-    if ended is None and running is None:
-        raise Nonsense("/metrics has no sglang:generation_tokens_total (was it started with --enable-metrics?)")
-    return int(max(ended or 0.0, running or 0.0))
+            running += _sample(line)
+    return int(max(ended, running))
 
 
 def _sample(line: str) -> float:

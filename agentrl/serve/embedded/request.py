@@ -14,7 +14,8 @@ Meta = dict[str, Any]
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of SGLang's sampling parameters that this engine computes; any other name is refused, not ignored.
 
-    temperature 0 is greedy. The last four belong to text, which this engine never sees.
+    temperature 0 is greedy. ignore_eos means all stop tokens, as in SGLang; the model's own are not known here.
+    The last three belong to text, which this engine never sees.
     """
 
     max_new_tokens: int = 128
@@ -22,7 +23,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] | None = None
     n: int = 1
-    ignore_eos: bool = True
+    ignore_eos: bool = False
     no_stop_trim: bool = True
     skip_special_tokens: bool = False
     spaces_between_special_tokens: bool = True
@@ -78,7 +79,7 @@ class Request:
         self.tokens = list(prompt)
         self.prompt_tokens = len(prompt)
         self.sampling = sampling
-        self.stops = frozenset(sampling.stop_token_ids or ())
+        self.stops = frozenset(() if sampling.ignore_eos else sampling.stop_token_ids or ())
         self.rank = rank
         self.namespace = namespace
         self.on_end = on_end
