@@ -4,6 +4,7 @@ GET  /v1/status            Status
 GET  /v1/events            server-sent events: {"now", "event", "commands"} as they happen
 POST /v1/pause {"on": b}   no new attempts and batches until {"on": false}
 POST /v1/drain             stop soon, leave a resumable run
+POST /v1/publish {"version": v}  a version put into the store by hand goes live
 GET  /v1/versions          {"version", "engines": {name: version}}: what the trainer and each engine hold
 POST /v1/trainer/...       see agentrl.wire
 """

@@ -125,7 +125,7 @@ class TrainerDesk:
         self.renewed += 1
 
     async def ack(self, lease: str, report: StepReport) -> None:
-        """Idempotent by batch id. Raises LeaseGone for a batch that is not out, DeadlineError never."""
+        """Idempotent by batch id. Raises LeaseGone for a batch that is not out, or is out to somebody else."""
         async with self._changed:
             done = self._settled is not None and self._settled.done() and not self._settled.cancelled()
             if done and self._settled is not None and self._settled.result().batch == report.batch:

@@ -12,7 +12,7 @@ class EngineStatus(Record):
     name: str
     version: Version
     admitted: bool
-    phase: str  # serving | staging | swapping | catching up
+    phase: str  # serving | staging vN | swapping to vN | catching up
     conversations: int
     running: int
     waiting: int
