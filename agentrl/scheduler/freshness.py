@@ -9,9 +9,7 @@ token becomes known, is the guarantee.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from agentrl.records import GroupId, GroupProof, TrajectoryFacts, Version
+from agentrl.records import Version
 
 
 def age(trainer: Version, oldest: Version) -> int:
@@ -30,11 +28,3 @@ def admits(*, open_groups: int, batch_groups: int, stepping: bool, trainer: Vers
     """
     at_cut = trainer + (1 if stepping else 0) + open_groups // batch_groups
     return at_cut - live <= bound
-
-
-def proof(group: GroupId, facts: Sequence[TrajectoryFacts], floor: int | None) -> GroupProof:
-    """The audit of a complete group. floor: tokens of older versions are masked, None: none is."""
-    counts = [(version, count) for f in facts for version, count in f.versions]
-    trained = [version for version, _ in counts if floor is None or version >= floor]
-    masked = 0 if floor is None else sum(count for version, count in counts if version < floor)
-    return GroupProof(group=group, oldest=min(trained), newest=max(trained), masked=masked)
