@@ -7,13 +7,17 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from agentrl.errors import RecipeError
 from agentrl.recipe.check import check
 from agentrl.recipe.schema import Recipe, Section
+from agentrl.recipe.sim import SimRecipe
+
+R = TypeVar("R", bound=Section)
+Where = Callable[[tuple[str, ...]], str]
 
 _CONVERSION = re.compile(r"(?P<fault>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
@@ -26,18 +30,30 @@ def load(path: str | Path, *, overrides: Sequence[str] = (), checked: bool = Tru
     Raises RecipeError for the first thing that is wrong. checked=False leaves out the rules that relate several keys
     (`check`), for `plan`, which shows all of them.
     """
-    file = Path(path)
+    recipe, where = _load(Recipe, Path(path), overrides)
+    for problem in check(recipe) if checked else ():
+        if problem.fatal:
+            raise RecipeError(where(tuple(problem.where.split("."))), problem.message, hint=problem.hint)
+    return recipe
+
+
+def load_sim(path: str | Path, *, overrides: Sequence[str] = ()) -> SimRecipe:
+    """Likewise a recipe of a simulated fleet. Raises RecipeError for the first thing that is wrong."""
+    recipe, where = _load(SimRecipe, Path(path), overrides)
+    for at, message, hint in recipe.problems():
+        raise RecipeError(where(tuple(at.split("."))), message, hint=hint)
+    return recipe
+
+
+def _load(kind: type[R], file: Path, overrides: Sequence[str]) -> tuple[R, Where]:
+    """The recipe, and where a TOML path was set, for messages."""
     document = _read(file)
     origin = {_apply(document, override): f"--set {override}" for override in overrides}
 
     def where(path: tuple[str, ...]) -> str:
         return origin.get(path) or f"{file}: {'.'.join(path)}".removesuffix(": ")
 
-    recipe = _convert(document, where)
-    for problem in check(recipe) if checked else ():
-        if problem.fatal:
-            raise RecipeError(where(tuple(problem.where.split("."))), problem.message, hint=problem.hint)
-    return recipe
+    return _convert(kind, document, where), where
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -78,16 +94,16 @@ def _value(text: str) -> Any:
         return text  # a bare word
 
 
-def _convert(document: Mapping[str, Any], where: Callable[[tuple[str, ...]], str]) -> Recipe:
-    for path, known in _unknown(document, Recipe, ()):
+def _convert(kind: type[R], document: Mapping[str, Any], where: Where) -> R:
+    for path, known in _unknown(document, kind, ()):
         raise RecipeError(where(path), "unknown key", hint=_suggest(path[-1], known))
     try:
-        return msgspec.convert(document, Recipe)
+        return msgspec.convert(document, kind)
     except msgspec.ValidationError as exc:
         match = _CONVERSION.fullmatch(str(exc))
         assert match is not None
         path = tuple(re.sub(r"\[.*?\]", "", match["path"] or "").split(".")[1:])
-        message, hint = _fault(match["fault"], document, path)
+        message, hint = _fault(kind, match["fault"], document, path)
         raise RecipeError(where(path), message, hint=hint) from exc
 
 
@@ -107,12 +123,12 @@ def _suggest(key: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"valid here: {', '.join(known)}"
 
 
-def _fault(fault: str, document: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, str]:
+def _fault(recipe: type[Section], fault: str, document: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, str]:
     """msgspec's words turned to what was found and what was wanted; and a hint."""
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", fault):
         return f"{missing[1]} is missing", f"add it, for example {missing[1]} = {_EXAMPLES.get(missing[1], '...')}"
     value: Any = document
-    kind: Any = Recipe
+    kind: Any = recipe
     for part in path:
         value, kind = value[part], get_type_hints(kind)[part]
     if get_origin(kind) is Literal:

@@ -113,6 +113,7 @@ class Efficiency(Record):
     nvlink: float = 0.60  # assumed: collectives of a few MB
     memory: float = 0.85  # share of HBM for weights and KV (public: SGLang cookbook, --mem-fraction-static 0.85)
     step_s: float = 5e-3  # assumed: launch, sampling and scheduler work of one step that overlaps with nothing
+    sequence_s: float = 20e-6  # assumed: scheduler work per running request of the busiest rank, logprobs included
     draft_s: float = 0.3e-3  # assumed: fixed cost of one draft pass
     all_reduce_s: float = 10e-6  # assumed: latency of one all-reduce over 8 GPUs, two a layer under TP
     all_to_all_s: float = 20e-6  # assumed: latency of one dispatch or combine over 8 GPUs
@@ -120,6 +121,7 @@ class Efficiency(Record):
     accept: float = 0.72  # assumed: chance that a drafted token is accepted, given those before it (public drafter
     #                       measurements for GLM-5.2: first position 0.71; 0.72 gives 2.6 tokens a step for 3 drafts)
     offload_s: float = 0.5e-3  # assumed: bookkeeping of a host cache tier per step; its copies are counted apart
+    derate: float = 1.0  # on a whole step: what the roofline leaves out. 1.0: nothing fitted
     headroom: float = 512.0  # assumed: tokens per running request kept free when another is admitted
 
 

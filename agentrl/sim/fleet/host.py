@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,10 +29,13 @@ class LanePlan(Record):
 
 
 class HostPlan(Record):
-    """lanes: of an isolated host; none: one pool without caps. serving_cpus: what the engines' own work occupies."""
+    """lanes: of an isolated host; none: one pool without caps. serving_cpus: what the engines' own work occupies.
+    greed: threads that an operation wider than one CPU starts for each CPU it can use. Tools that ask the machine for
+    its number of CPUs start too many wherever they are not confined to a set; beside them all others get less."""
 
     cpus: float
     serving_cpus: float = 0.0
+    greed: float = 1.0
     lanes: dict[Lane, LanePlan] = {}
 
 
@@ -49,9 +53,9 @@ def isolated(cpus: float, serving_cpus: float, *, package_cap: int = 16) -> Host
     return HostPlan(cpus=cpus, serving_cpus=serving_cpus, lanes=lanes)
 
 
-def pooled(cpus: float, serving_cpus: float) -> HostPlan:
+def pooled(cpus: float, serving_cpus: float, *, greed: float = 1.0) -> HostPlan:
     """One unbounded worker pool over all CPUs, the engines' included."""
-    return HostPlan(cpus=cpus, serving_cpus=serving_cpus)
+    return HostPlan(cpus=cpus, serving_cpus=serving_cpus, greed=greed)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,37 +73,56 @@ class _Job:
     timer: asyncio.TimerHandle | None = None
 
 
-class _Cpus:
-    """Processor sharing by width: each of the jobs gets width * min(1, cpus / demand) CPUs. One timer, one heap.
+class _Line:
+    """Jobs that are served at one speed: CPU seconds per unit of width, in a heap of ends. `greed`: threads per CPU."""
 
-    `others`: demand that is always there and takes part in the sharing.
+    def __init__(self, greed: float) -> None:
+        self.greed = greed
+        self.served = 0.0
+        self.width = 0.0  # of its jobs, together
+        self.ends: list[tuple[float, int, _Job]] = []
+
+
+class _Cpus:
+    """Processor sharing between threads: each gets min(1, cpus / threads) of a CPU. One timer for the next end.
+
+    A job has width * greed threads (one, where it is not parallel) and uses at most width CPUs. `others`: threads that
+    are always there and take part.
     """
 
-    def __init__(self, cpus: float, others: float, loop: asyncio.AbstractEventLoop) -> None:
-        self.cpus = cpus
-        self.demand = others
+    def __init__(
+        self,
+        cpus: float,
+        loop: asyncio.AbstractEventLoop,
+        finished: Callable[[_Job], None],
+        *,
+        others: float = 0.0,
+        greed: float = 1.0,
+    ) -> None:
         self.busy_s = 0.0  # CPU seconds given to jobs
+        self._cpus = cpus
         self._others = others
         self._loop = loop
-        self._served = 0.0  # CPU seconds per unit of width since the beginning
+        self._finished = finished
         self._at = loop.time()
-        self._ends: list[tuple[float, int, _Job]] = []
+        self._narrow = _Line(1.0)
+        self._wide = _Line(greed) if greed != 1.0 else self._narrow
+        self._lines = (self._narrow, self._wide) if greed != 1.0 else (self._narrow,)
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
-        self._finished: Callable[[_Job], None] = lambda job: None
-
-    def on_finish(self, call: Callable[[_Job], None]) -> None:
-        self._finished = call
 
     @property
-    def rate(self) -> float:
-        return min(1.0, self.cpus / self.demand) if self.demand > 0 else 1.0
+    def share(self) -> float:
+        """What one thread gets of a CPU."""
+        threads = self._others + sum(line.width * line.greed for line in self._lines)
+        return min(1.0, self._cpus / threads) if threads > 0 else 1.0
 
     def add(self, job: _Job) -> None:
         self._advance()
         job.state = "working"
-        self.demand += job.width
-        heapq.heappush(self._ends, (self._served + job.cpu_s / job.width, next(self._order), job))
+        line = self._line(job)
+        line.width += job.width
+        heapq.heappush(line.ends, (line.served + job.cpu_s / job.width, next(self._order), job))
         self._arm()
 
     def remove(self, job: _Job) -> None:
@@ -107,37 +130,46 @@ class _Cpus:
         self._leave(job)
         self._arm()
 
+    def _line(self, job: _Job) -> _Line:
+        return self._wide if job.width > 1.0 else self._narrow
+
     def _leave(self, job: _Job) -> None:
         job.state = "over"
-        self.demand -= job.width
+        self._line(job).width -= job.width
 
     def _advance(self) -> None:
         now = self._loop.time()
-        if now > self._at:
-            gained = (now - self._at) * self.rate
-            self._served += gained
-            self.busy_s += gained * (self.demand - self._others)
-            self._at = now
+        passed, share = now - self._at, self.share
+        for line in self._lines if passed > 0 else ():
+            gained = passed * min(1.0, share * line.greed)
+            line.served += gained
+            self.busy_s += gained * line.width
+        self._at = now
 
     def _arm(self) -> None:
-        while self._ends and self._ends[0][2].state == "over":
-            heapq.heappop(self._ends)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._ends:
-            left = max(0.0, self._ends[0][0] - self._served)
-            self._timer = self._loop.call_at(self._at + left / self.rate, self._ring)
+        share, soonest = self.share, math.inf
+        for line in self._lines:
+            while line.ends and line.ends[0][2].state == "over":
+                heapq.heappop(line.ends)
+            if line.ends:
+                left = max(0.0, line.ends[0][0] - line.served)
+                soonest = min(soonest, left / min(1.0, share * line.greed))
+        if soonest < math.inf:
+            self._timer = self._loop.call_at(self._at + soonest, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
         self._advance()
-        edge = self._served + 1e-9 * max(1.0, self._served)
-        while self._ends and (self._ends[0][0] <= edge or self._ends[0][2].state == "over"):
-            _, _, job = heapq.heappop(self._ends)
-            if job.state == "working":
-                self._leave(job)
-                self._finished(job)
+        for line in self._lines:
+            edge = line.served + 1e-9 * max(1.0, line.served)
+            while line.ends and (line.ends[0][0] <= edge or line.ends[0][2].state == "over"):
+                _, _, job = heapq.heappop(line.ends)
+                if job.state == "working":
+                    self._leave(job)
+                    self._finished(job)
         self._arm()
 
 
@@ -162,14 +194,12 @@ class HostModel:
         self._queues: dict[Lane, deque[_Job]] = {lane: deque() for lane in Lane}
         self._room = {lane: plan.lanes[lane].cap if plan.lanes else UNLIMITED for lane in Lane}
         self._sets = self._make_sets(plan)
-        for cpus in set(self._sets.values()):
-            cpus.on_finish(self._finish)
 
     def _make_sets(self, plan: HostPlan) -> Mapping[Lane, _Cpus]:
         if not plan.lanes:
-            pool = _Cpus(plan.cpus, plan.serving_cpus, self._loop)
+            pool = _Cpus(plan.cpus, self._loop, self._finish, others=plan.serving_cpus, greed=plan.greed)
             return dict.fromkeys(Lane, pool)
-        return {lane: _Cpus(lane_plan.cpus, 0.0, self._loop) for lane, lane_plan in plan.lanes.items()}
+        return {lane: _Cpus(lane_plan.cpus, self._loop, self._finish) for lane, lane_plan in plan.lanes.items()}
 
     def serve(self, engine: Slowed) -> None:
         self._engines.append(engine)
@@ -190,7 +220,7 @@ class HostModel:
 
     def busy_s(self) -> float:
         """CPU seconds given to operations so far."""
-        return sum(cpus.busy_s for cpus in set(self._sets.values()))
+        return sum(cpus.busy_s for cpus in dict.fromkeys(self._sets.values()))
 
     def waiting(self, lane: Lane) -> int:
         return sum(job.state == "queued" for job in self._queues[lane])
@@ -265,6 +295,6 @@ class HostModel:
         """Pooled, the engines' threads get their share of the CPUs like any other."""
         if self.plan.lanes or not self._engines:
             return
-        slowdown = 1.0 / self._sets[Lane.COMMAND].rate
+        slowdown = 1.0 / self._sets[Lane.COMMAND].share
         for engine in self._engines:
             engine.slowdown = slowdown

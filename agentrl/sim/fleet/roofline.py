@@ -6,7 +6,7 @@ dp8ep8  8 ranks, each with its own KV pool and a full copy of attention; experts
         step together, paced by the slowest, with two all-to-alls a layer.
 
     step = ( max over ranks of max(attention bytes / bandwidth, attention FLOPs / peak)
-             + max(touched expert bytes / bandwidth, expert FLOPs / peak) + links ) * (1 + drafts) + overhead
+             + max(touched expert bytes / bandwidth, expert FLOPs / peak) + links ) * (1 + drafts) + work on CPUs
 """
 
 from __future__ import annotations
@@ -121,18 +121,19 @@ class Roofline:
         self.pool_tokens = float(int((gpu.hbm_bytes * eff.memory - self.weight_bytes) / self.kv_bytes))
 
     def step(self, works: Sequence[Work], slowdown: float) -> tuple[float, float]:
-        attention, slope, tokens, running = 0.0, 0.0, 0.0, 0
+        attention, slope, tokens, most = 0.0, 0.0, 0.0, 0
         for work in works:
             seconds, growth = self._attend(work)
             if seconds > attention:
                 attention, slope = seconds, growth
-            running += work.running
+            most = max(most, work.running)
             tokens += work.running * self.queries + work.chunk
         eff = self.serving.efficiency
         busy = attention + self._experts(tokens) + self._links(tokens)
         drafts = self.serving.mtp / self.model.layers
-        fixed = (eff.step_s + self.serving.mtp * eff.draft_s) * slowdown
-        return busy * (1 + drafts) + fixed + self._offload(running, works), slope * (1 + drafts)
+        on_cpu = (eff.step_s + self.serving.mtp * eff.draft_s + most * eff.sequence_s) * slowdown
+        seconds = busy * (1 + drafts) + on_cpu + self._offload(works)
+        return seconds * eff.derate, slope * (1 + drafts) * eff.derate
 
     def _attend(self, work: Work) -> tuple[float, float]:
         """Attention of one rank, and how much longer it takes one step later."""
@@ -169,7 +170,7 @@ class Roofline:
         moved = tokens / gpus * model.top_k * model.hidden * across * 1.5  # mean of FP8 dispatch and BF16 combine
         return 2.0 * model.moe_layers * (eff.all_to_all_s + moved / self._link)
 
-    def _offload(self, running: int, works: Sequence[Work]) -> float:
+    def _offload(self, works: Sequence[Work]) -> float:
         """Write-through of new KV to host memory, in the step's way: the most loaded GPU decides."""
         if not self.serving.offload:
             return 0.0

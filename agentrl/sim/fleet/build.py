@@ -1,0 +1,88 @@
+"""From a sim recipe to the models' own words. The world puts them together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from agentrl.recipe.sim import SimRecipe
+from agentrl.scheduler.policy import Policy
+from agentrl.sim.fleet.constants import Efficiency
+from agentrl.sim.fleet.host import HostPlan, isolated, pooled
+from agentrl.sim.fleet.ops import Plans
+from agentrl.sim.fleet.roofline import Serving
+from agentrl.sim.fleet.trace import Trace
+from agentrl.sim.fleet.workload import PRESETS, Shape, Spread, ToolKind, Workload
+
+
+def serving_of(recipe: SimRecipe) -> Serving:
+    fleet = recipe.fleet
+    return Serving(
+        topology=fleet.topology,
+        kv_dtype=fleet.kv_dtype,
+        weights_dtype=fleet.weights_dtype,
+        mtp=fleet.mtp,
+        offload=fleet.offload,
+        slots=fleet.slots,
+        gpus=fleet.gpus_per_host,
+        efficiency=Efficiency(derate=fleet.derate),
+    )
+
+
+def host_plan_of(recipe: SimRecipe) -> HostPlan:
+    fleet = recipe.fleet
+    if fleet.lanes == "pooled":
+        return pooled(fleet.cpus_per_host, fleet.serving_cpus, greed=fleet.greed)
+    return isolated(fleet.cpus_per_host, fleet.serving_cpus, package_cap=fleet.package_cap)
+
+
+def shape_of(recipe: SimRecipe) -> Shape:
+    """The preset with the recipe's factors applied."""
+    shape, by = PRESETS[recipe.workload.preset], recipe.workload.overrides
+
+    def scaled(spread: Spread, factor: float) -> Spread:
+        return msgspec.structs.replace(spread, median=spread.median * factor)
+
+    def tool(kind: ToolKind) -> ToolKind:
+        return msgspec.structs.replace(
+            kind, cpu_s=scaled(kind.cpu_s, by.tool_cpu), wait_s=scaled(kind.wait_s, by.tool_wait)
+        )
+
+    return msgspec.structs.replace(
+        shape,
+        turns=scaled(shape.turns, by.turns),
+        reply=scaled(shape.reply, by.reply),
+        observed=scaled(shape.observed, by.observed),
+        difficulty=shape.difficulty * by.difficulty,
+        tools=tuple(tool(kind) for kind in shape.tools),
+        reset=tool(shape.reset),
+        verify=tool(shape.verify),
+        cleanup=tool(shape.cleanup),
+    )
+
+
+def plans_of(recipe: SimRecipe, seed: int) -> Plans:
+    """DataError where the recipe's trace cannot be read."""
+    if recipe.workload.trace:
+        return Trace.load(Path(recipe.workload.trace))
+    return Workload(shape_of(recipe), seed)
+
+
+def policy_of(recipe: SimRecipe) -> Policy:
+    policy = recipe.policy
+    return Policy(
+        steps=recipe.steps,
+        groups=policy.groups,
+        siblings=policy.siblings,
+        spare=policy.spare,
+        window_groups=recipe.window_groups,
+        window_attempts=recipe.window_attempts,
+        bound=policy.K,
+        retries=policy.retries,
+        attempt_timeout_s=policy.attempt_timeout_s,
+        stall_s=policy.stall_s,
+        order=recipe.publish.order,
+        max_unavailable=recipe.publish.max_unavailable,
+        move_margin=policy.move_margin,
+    )
