@@ -48,6 +48,10 @@ def policy_of(recipe: Recipe) -> Policy:
         order=recipe.publish.order,
         max_unavailable=recipe.publish.max_unavailable,
         in_flight=recipe.publish.in_flight,
+        when_stale=recipe.freshness.when_stale,
+        mode=recipe.schedule.mode,
+        round_groups=recipe.round_groups,
+        admission=recipe.schedule.admission,
         finish_timeout_s=recipe.publish.finish_timeout_s,
         move_margin=recipe.schedule.move_margin,
     )

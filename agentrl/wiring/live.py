@@ -237,7 +237,7 @@ class _Parts:
         section, tries = self.recipe.engines, itertools.count()
 
         async def start() -> BorrowedEngine:
-            version = self.core.version
+            version = self.core.serving
             return await borrow_engine(
                 self.recipe,
                 name,
@@ -254,7 +254,7 @@ class _Parts:
         host = LocalHost()
 
         async def start() -> _LiveEngine:
-            version = self.core.version
+            version = self.core.serving
             engine, info, process = await start_engine(
                 host,
                 self.recipe.engines,

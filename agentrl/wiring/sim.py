@@ -23,15 +23,19 @@ _FOREVER = 1_000_000
 
 def draw_policy(rng: random.Random) -> Policy:
     """Small numbers, so that every limit binds now and then."""
-    groups, siblings = rng.randint(1, 4), rng.randint(1, 4)
+    groups, siblings, steps_a_round = rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 3)
+    mode = rng.choice(["async", "async", "sync", "pipelined"])
+    least = groups * steps_a_round if mode != "async" else 0
     return Policy(
         steps=rng.randint(3, 8),
         groups=groups,
         siblings=siblings,
         spare=rng.choice([0, 0, 1]),
-        window_groups=groups * rng.randint(1, 4) + rng.randint(0, 2),
+        window_groups=max(least, groups * rng.randint(1, 4) + rng.randint(0, 2)),
         window_attempts=rng.randint(1, 3 * groups * siblings),
-        bound=rng.randint(0, 4),
+        bound=rng.randint(0, 4) + (steps_a_round if mode != "async" else 0),
+        mode=mode,
+        round_groups=least,
         retries=rng.randint(1, 4),
         attempt_timeout_s=rng.choice([60.0, 200.0]),
         stall_s=2000.0,
@@ -39,6 +43,8 @@ def draw_policy(rng: random.Random) -> Policy:
         max_unavailable=rng.randint(1, 2),
         in_flight=rng.choice(["continue", "finish", "restart"]),
         finish_timeout_s=rng.choice([5.0, 50.0]),
+        when_stale=rng.choice(["drop", "wait", "mask"]),
+        admission=rng.choice(["fifo", "frontier", "shortest-group", "longest-first", "expiry"]),
     )
 
 
@@ -117,7 +123,7 @@ class RudeRun:
 
         async def start() -> sim.SimEngineService:
             await asyncio.sleep(rng.expovariate(0.5))
-            engine = sim.SimEngine(name, core.version, rng, self.rude)
+            engine = sim.SimEngine(name, core.serving, rng, self.rude)
             life = rng.expovariate(1 / self.rude.engine_every_s) if self.rude.engine_every_s else 0.0
             return sim.SimEngineService(engine.dead, life, engine, await engine.info(deadline_s=1.0))
 
