@@ -355,6 +355,7 @@ class GroupProof(Record):
     group: GroupId
     oldest: Version
     newest: Version
+    masked: int = 0  # tokens that are too old and train nothing; `oldest` is of those that do
 
 
 class Batch(Record):

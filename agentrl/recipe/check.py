@@ -32,6 +32,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         )
     yield from _batch(recipe)
     yield from _window(recipe)
+    yield from _rounds(recipe)
     yield from _lengths(recipe)
     yield from _engines(recipe)
     yield from _times(recipe)
@@ -60,6 +61,24 @@ def _batch(recipe: Recipe) -> Iterator[Problem]:
             where="train.micro_tokens",
             message=f"{recipe.train.micro_tokens} cannot hold one trajectory of {longest} tokens",
             hint="raise it to at least model.context_tokens",
+            fatal=True,
+        )
+
+
+def _rounds(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.window.groups and recipe.window.groups < recipe.round_groups:
+        yield Problem(
+            where="window.groups",
+            message=f"{recipe.window.groups} cannot hold a round of {recipe.round_groups} groups",
+            hint="raise it, leave it out, or lower schedule.round_steps",
+            fatal=True,
+        )
+    if recipe.schedule.mode != "async" and recipe.schedule.round_steps - 1 > recipe.freshness.K:
+        yield Problem(
+            where="freshness.K",
+            message=f"{recipe.freshness.K}, but the last of {recipe.schedule.round_steps} steps of a round trains on"
+            f" groups of age {recipe.schedule.round_steps - 1}",
+            hint="raise K to at least schedule.round_steps - 1",
             fatal=True,
         )
 

@@ -100,10 +100,23 @@ class Window(Section):
 
 class Freshness(Section):
     K: Natural = 4  # largest age, in versions, of the oldest trainable token of a group at its optimizer step
-    when_stale: Literal["drop"] = "drop"  # what becomes of a group that is older
+    # what becomes of a group that would be older:
+    # drop   it goes, and short work is favoured: watch length_ratio
+    # wait   nothing expires: the oldest groups are trained first and a batch waits for those that could not follow
+    # mask   it is trained, without its over-age tokens; its rewards still count for the group's baseline
+    when_stale: Literal["drop", "wait", "mask"] = "drop"
 
 
 class Schedule(Section):
+    # async      groups are sampled, trained and weights published all at once
+    # pipelined  rounds at fixed weights: groups train as they complete, weights go out after the round's last step
+    # sync       rounds at fixed weights: training begins when the whole round is complete
+    mode: Literal["async", "pipelined", "sync"] = "async"
+    round_steps: Positive = 1  # optimizer steps of a round; a round has batch.groups times as many groups
+    # which waiting conversation starts first: the oldest group's (fifo), of the group that lacks fewest siblings
+    # (frontier), has least work left (shortest-group), the longest conversations (longest-first), or fewest versions
+    # left until it is stale, then least work (expiry)
+    admission: Literal["fifo", "frontier", "shortest-group", "longest-first", "expiry"] = "fifo"
     retries: Natural = 3  # new tries of one sibling after infra faults
     attempt_timeout_s: Seconds = 300.0  # an attempt that takes longer is cancelled and counts as an infra fault
     stall_s: Seconds = 120.0  # nothing moved for this long: name who blocks, exit 4
@@ -162,8 +175,13 @@ class Recipe(Section):
     publish: Publish = Publish()
 
     @property
+    def round_groups(self) -> int:
+        """Groups of one round; 0 where there are no rounds."""
+        return 0 if self.schedule.mode == "async" else self.schedule.round_steps * self.batch.groups
+
+    @property
     def window_groups(self) -> int:
-        return self.window.groups or 2 * self.batch.groups
+        return self.window.groups or max(2 * self.batch.groups, self.round_groups)
 
     @property
     def window_attempts(self) -> int:

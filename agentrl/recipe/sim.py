@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from agentrl.recipe.schema import Natural, Positive, Seconds, Section
+from agentrl.recipe.schema import Natural, Positive, Publish, Seconds, Section
 
 Factor = Annotated[float, Meta(gt=0)]
 
@@ -63,16 +63,14 @@ class SimPolicy(Section):
     attempt_timeout_s: Seconds = 7_200.0
     stall_s: Seconds = 3_600.0
     move_margin: Annotated[float, Meta(ge=0)] = 0.2
+    when_stale: Literal["drop", "wait", "mask"] = "drop"
+    mode: Literal["async", "sync", "pipelined"] = "async"
+    round_groups: Natural = 0  # sync and pipelined: groups of a round
+    admission: Literal["fifo", "frontier", "shortest-group", "longest-first", "expiry"] = "fifo"
 
 
 class SimTrainer(Section):
     step_s: Annotated[float, Meta(ge=0)] = 60.0  # one optimizer step; 0: weights stay fixed in all but number
-
-
-class SimPublish(Section):
-    order: Literal["rolling", "all"] = "rolling"
-    in_flight: Literal["freeze", "drain", "regenerate", "restart"] = "freeze"  # what a swap does to what runs
-    max_unavailable: Positive = 1
 
 
 class SimRecipe(Section):
@@ -83,7 +81,7 @@ class SimRecipe(Section):
     workload: Workload = Workload()
     policy: SimPolicy = SimPolicy()
     trainer: SimTrainer = SimTrainer()
-    publish: SimPublish = SimPublish()
+    publish: Publish = Publish()
 
     @property
     def window_groups(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentrl import ports
 from agentrl.errors import AgentRLError, SandboxLost, UnavailableError, classify
 from agentrl.records import AttemptId, Batch, Blame, LoadReport, StepReport, Task, TaskId, Trajectory, Turn, Version
+from agentrl.runtime.masking import masked
 from agentrl.runtime.placement import Cell
 from agentrl.runtime.player import Heard, Player
 from agentrl.runtime.supervisor import EngineKeeper, HostKeeper
@@ -186,6 +187,9 @@ class Effects:
         world = self.world
         await world.journal.flush()
         trajectories = await world.journal.load(order.attempts)
+        if order.mask:
+            floor = Version(order.version - order.bound)
+            trajectories = [masked(trajectory, floor) for trajectory in trajectories]
         batch = Batch(
             id=order.batch,
             version=order.version,

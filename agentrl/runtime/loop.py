@@ -23,6 +23,7 @@ Service = Callable[[Callable[[news.Event], None]], Coroutine[None, None, None]]
 """Something that lives as long as the run (a supervisor, the HTTP face) and posts events."""
 
 _PROGRESS_EVERY_S = 2.0
+_TASKS_LOST = 1_000  # offers that a dead process may have drawn and not recorded
 _STOP_S = 5.0  # for cancelled attempts to give their sandboxes back
 
 
@@ -80,12 +81,25 @@ class Driver:
                     hint="resume with the agentrl and the recipe that the run was started with, or start a new run",
                 )
             self._laws.note(self.core, commands)
-        wanted = {group.task for group in self.core.table.groups.values()}
-        self._offered_before = [task for task in self.world.tasks.next_tasks(offered) if task.id in wanted]
-        missing = wanted - {task.id for task in self._offered_before}
-        if missing:
-            raise AgentRLError(f"tasks {sorted(missing)[:3]} of the journal are not offered any more")
+        self._offer_again(offered)
         return processes
+
+    def _offer_again(self, offered: int) -> None:
+        """Draw as many tasks as the journal says, and on until those of the open groups are among them: the news that
+        a task was offered may have been lost with the process while that of a later one was not."""
+        missing = {group.task for group in self.core.table.groups.values()}
+        drawn, limit = 0, offered + _TASKS_LOST
+        while drawn < offered or (missing and drawn < limit):
+            for task in self.world.tasks.next_tasks(min(max(offered - drawn, 1), limit - drawn)):
+                drawn += 1
+                if task.id in missing:
+                    missing.discard(task.id)
+                    self._offered_before.append(task)
+        if missing:
+            raise AgentRLError(
+                f"tasks {sorted(missing)[:3]} of the journal are not offered any more",
+                hint="resume with the task folders that the run was started with",
+            )
 
     async def run(self, steps: int) -> orders.Finish:
         """Ends with the core's Finish; raises what a service raised. Every task is over when it returns."""

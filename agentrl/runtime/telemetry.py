@@ -157,7 +157,7 @@ class Telemetry(Listener):
         else:
             total.batch_wait_s += waited
         oldest = {proof.group: proof.oldest for proof in batch.proofs}
-        ages = Counter(batch.version - min(s.version for s in t.spans) for t in batch.trajectories)
+        ages = Counter(batch.version - min(s.version for s in t.spans) for t in batch.trajectories if t.spans)
         count = len(batch.trajectories)
         step = {
             "step": report.version,
@@ -171,7 +171,7 @@ class Telemetry(Listener):
             "reward_mean": sum(t.verdict.reward or 0.0 for t in batch.trajectories) / count,
             "age": {
                 "max": max(batch.version - version for version in oldest.values()),
-                "mean": sum(age * n for age, n in ages.items()) / count,
+                "mean": sum(age * n for age, n in ages.items()) / max(1, ages.total()),
                 "histogram": {str(age): ages[age] for age in sorted(ages)},
             },
             "tokens": {

@@ -67,6 +67,8 @@ def complete(state: State, group: Group, now: float) -> None:
         if member.phase is not Phase.DONE:
             member.phase = Phase.SPARED
     group.ready = now
+    took = now - group.admitted
+    state.mean_group_s = took if not state.ledger.completed else 0.9 * state.mean_group_s + 0.1 * took
     state.ledger.completed += 1
     state.bank.add(group.id, now)
 
@@ -108,12 +110,16 @@ def drop(state: State, group: Group, reason: str) -> None:
     state.bank.discard(group.id)
     del state.table.groups[group.id]
     state.ledger.dropped[reason] += 1
+    state.round_admitted -= 1
     state.out.append(order.DropGroup(group=group.id, reason=reason, attempts=group.attempts()))
 
 
 def refuse_if_stale(state: State, group: Group) -> None:
-    oldest = group.oldest
-    if oldest is not None and freshness.is_stale(state.version, oldest, state.policy.bound):
+    """Fence 2. Under `mask` only a complete group goes whose every token is too old: nothing of it could train."""
+    judged = group.oldest
+    if state.policy.when_stale == "mask":
+        judged = max(f.versions[-1][0] for f in group.counted()) if group.ready is not None else None
+    if judged is not None and freshness.is_stale(state.version, judged, state.policy.bound):
         drop(state, group, "stale")
 
 

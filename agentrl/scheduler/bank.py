@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.records import GroupId
@@ -25,14 +26,10 @@ class Bank:
     def discard(self, group: GroupId) -> None:
         self._ready.pop(group, None)
 
-    def take(self, count: int) -> tuple[GroupId, ...]:
-        """The first `count`, whole or none: KeyError if there are fewer."""
-        if len(self._ready) < count:
-            raise KeyError(f"the bank holds {len(self._ready)} groups, not {count}")
-        taken = tuple(group for group, _ in zip(self._ready, range(count), strict=False))
-        for group in taken:
+    def take(self, groups: Sequence[GroupId]) -> None:
+        """They are in a batch now. KeyError if one is not ready."""
+        for group in groups:
             del self._ready[group]
-        return taken
 
     def items(self) -> tuple[tuple[GroupId, float], ...]:
         """(group, when it became ready), oldest first."""

@@ -41,13 +41,17 @@ class MoveAttempt(Record, tag=True):
 
 
 class TrainOn(Record, tag=True):
-    """One optimizer step on these trajectories, from `version` to version + 1. `bound` is K."""
+    """One optimizer step on these trajectories, from `version` to version + 1. `bound` is K.
+
+    mask: tokens older than K stay in the conversation and train nothing.
+    """
 
     batch: int
     version: Version
     bound: int
     proofs: tuple[GroupProof, ...]
     attempts: tuple[AttemptId, ...]
+    mask: bool = False
 
 
 class StageWeights(Record, tag=True):

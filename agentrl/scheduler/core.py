@@ -10,8 +10,8 @@ those apply are in bank, freshness, publication, routing. `laws.py` states what 
 
 from __future__ import annotations
 
-from agentrl.records import AttemptId, GroupProof, Place
-from agentrl.scheduler import attempts, fleet, freshness, publication
+from agentrl.records import AttemptId, Place
+from agentrl.scheduler import admission, attempts, cut, fleet, publication
 from agentrl.scheduler import commands as order
 from agentrl.scheduler import events as news
 from agentrl.scheduler.groups import Group, Member
@@ -31,6 +31,7 @@ class Core(State):
         attempts.expire(self, now)
         self._fill()
         fleet.publish(self, now)
+        cut.begin_round(self)
         self._start(now)
         self._finish(now)
         return self.out
@@ -102,7 +103,9 @@ class Core(State):
         self.moved_at = now
         self.held.append((event.version, len(self.training.proofs)))
         self.ledger.trained += len(self.training.proofs)
+        groups = len(self.training.proofs)
         self.training, self.version, self.steps = None, event.version, self.steps + 1
+        cut.end_of_step(self, groups)
         self.trainer = "ready" if self.ready_ahead else "absent"  # until it asks for more
         self.ready_ahead = False
         self._refuse_stale()
@@ -110,7 +113,8 @@ class Core(State):
     def _offered_weights(self, event: news.WeightsOffered, now: float) -> None:
         """Not while a step runs: its result would not be of the version that it was meant to follow."""
         if self.training is None and event.version > self.version:
-            self.version, self.trainer, self.moved_at = event.version, "absent", now
+            self.version = self.round_version = event.version
+            self.trainer, self.moved_at = "absent", now
             self._refuse_stale()
 
     def _refuse_stale(self) -> None:
@@ -139,43 +143,27 @@ class Core(State):
     # --- rules ----------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Cut a batch: the first complete groups, in completion order, all fresh by the sweep at the last step."""
-        ready = self.trainer == "ready" and not (self.paused or self.draining)
-        if not ready or self.steps >= self.target or len(self.bank) < self.policy.groups:
+        if self.trainer != "ready" or self.paused or self.draining or self.steps >= self.target:
             return
-        groups = [self.table.groups.pop(group) for group in self.bank.take(self.policy.groups)]
-        self.training = order.TrainOn(
-            batch=self.batches,
-            version=self.version,
-            bound=self.policy.bound,
-            proofs=tuple(_proof(group) for group in groups),
-            attempts=tuple(facts.attempt for group in groups for facts in group.counted()),
-        )
-        self.batches += 1
-        self.trainer = "stepping"
-        self.out.append(self.training)
-
-    def _may_admit(self) -> bool:
-        return self.places_used < self.policy.window_groups and freshness.admits(
-            open_groups=len(self.table.groups),
-            batch_groups=self.policy.groups,
-            stepping=self.training is not None,
-            trainer=self.version,
-            live=publication.live_version(self.engines, self.version),
-            bound=self.policy.bound,
-        )
+        chosen = cut.next_groups(self)
+        if chosen:
+            self.training = cut.make(self, chosen)
+            self.batches += 1
+            self.trainer = "stepping"
+            self.out.append(self.training)
 
     def _start(self, now: float) -> None:
         """Finish open groups before opening new ones; a place is asked for only when the attempt can start at once."""
         if self.paused or self.draining or self.steps >= self.target:
             return
+        key = admission.key_of(self, now)
         while len(self.table.running) < self.policy.window_attempts:
             host = self._host()
             if host is None or not any(engine.takes_work for engine in self.engines):
                 return
-            waiting = self.table.next_waiting()
+            waiting = self.table.next_waiting(key)
             if waiting is None:
-                if not self._may_admit() or not self._admit(now):
+                if not cut.may_admit(self) or not self._admit(now):
                     return
                 continue
             self._start_attempt(*waiting, host, now)
@@ -185,6 +173,7 @@ class Core(State):
         place = self._place(attempt, member)
         deadline = now + self.policy.attempt_timeout_s
         self.table.start(group, member, place, host, now, deadline)
+        member.floor = self.router.engines[place.engine].version
         self.router.add(attempt, place)
         self.host_load[host] += 1
         self.ledger.started += 1
@@ -215,6 +204,7 @@ class Core(State):
             if task not in self.quarantine:
                 self.table.admit(task, self.policy.siblings + self.policy.spare, now)
                 self.ledger.admitted += 1
+                self.round_admitted += 1
                 return True
         if not self.asked:
             self.asked = self.policy.groups
@@ -224,7 +214,7 @@ class Core(State):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _finish(self, now: float) -> None:
-        published = publication.is_published(self.engines, self.version)
+        published = publication.is_published(self.engines, self.serving)
         settled = self.training is None and published
         if self.steps >= self.target and settled and self.router.engines:
             for group in list(self.table.groups.values()):
@@ -260,8 +250,3 @@ class Core(State):
                 for t, a in slowest
             )
         return "no task is offered" if self.asked else "the window admits nothing"
-
-
-def _proof(group: Group) -> GroupProof:
-    facts = group.counted()
-    return GroupProof(group=group.id, oldest=min(f.oldest for f in facts), newest=max(f.versions[-1][0] for f in facts))

@@ -24,7 +24,7 @@ def engine_changed(state: State, event: news.EngineUp | news.EngineDown, now: fl
         lose(state, known)
     ranks = [Rank(Place(event.engine, i), event.slots, event.kv_tokens) for i in range(event.ranks)]
     state.router.engines[event.engine] = Engine(
-        event.engine, event.epoch, event.version, ranks, admitted=event.version == state.version
+        event.engine, event.epoch, event.version, ranks, admitted=event.version == state.serving
     )
     state.moved_at = now
 
@@ -66,7 +66,7 @@ def engine_said(
         case news.EngineLoaded():
             engine.swapping, engine.draining, engine.failures = None, None, 0
             engine.version = max(engine.version, event.version)
-            engine.admitted |= engine.version >= publication.live_version(state.engines, state.version)
+            engine.admitted |= engine.version >= publication.live_version(state.engines, state.serving)
             free_places(state)
             state.moved_at = now
         case news.EngineLoadFailed():
@@ -97,11 +97,11 @@ def host_down(state: State, event: news.SandboxHostDown) -> None:
 
 def publish(state: State, now: float) -> None:
     engines, policy = state.engines, state.policy
-    for engine in publication.to_stage(engines, state.version):
-        engine.staging = state.version
-        state.out.append(order.StageWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
+    for engine in publication.to_stage(engines, state.serving):
+        engine.staging = state.serving
+        state.out.append(order.StageWeights(engine=engine.name, epoch=engine.epoch, version=state.serving))
     for engine in publication.to_swap(
-        engines, state.version, order=policy.order, max_unavailable=policy.max_unavailable
+        engines, state.serving, order=policy.order, max_unavailable=policy.max_unavailable
     ):
         if policy.in_flight == "finish":
             engine.draining = now + policy.finish_timeout_s
@@ -119,8 +119,8 @@ def swap(state: State, engine: Engine) -> None:
         for attempt in engine.attempts():
             attempts.start_over(state, attempt, "new weights")
     state.ledger.fallbacks += engine.open_work if engine.draining is not None else 0
-    engine.swapping = state.version
-    state.out.append(order.SwapWeights(engine=engine.name, epoch=engine.epoch, version=state.version))
+    engine.swapping = state.serving
+    state.out.append(order.SwapWeights(engine=engine.name, epoch=engine.epoch, version=state.serving))
 
 
 def free_places(state: State) -> None:

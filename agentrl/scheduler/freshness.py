@@ -9,7 +9,9 @@ token becomes known, is the guarantee.
 
 from __future__ import annotations
 
-from agentrl.records import Version
+from collections.abc import Sequence
+
+from agentrl.records import GroupId, GroupProof, TrajectoryFacts, Version
 
 
 def age(trainer: Version, oldest: Version) -> int:
@@ -28,3 +30,18 @@ def admits(*, open_groups: int, batch_groups: int, stepping: bool, trainer: Vers
     """
     at_cut = trainer + (1 if stepping else 0) + open_groups // batch_groups
     return at_cut - live <= bound
+
+
+def can_follow(floors: Sequence[int], batch_groups: int, trainer: int, bound: int) -> bool:
+    """Whether groups with these oldest versions, ascending, can be trained in that order, `batch_groups` a step, none
+    too old at its turn. trainer: the version at the first of these steps. (Earliest deadline first is optimal: if this
+    order fails, every order does.)"""
+    return all(trainer + place // batch_groups - floor <= bound for place, floor in enumerate(floors))
+
+
+def proof(group: GroupId, facts: Sequence[TrajectoryFacts], floor: int | None) -> GroupProof:
+    """The audit of a complete group. floor: tokens of older versions are masked, None: none is."""
+    counts = [(version, count) for f in facts for version, count in f.versions]
+    trained = [version for version, _ in counts if floor is None or version >= floor]
+    masked = 0 if floor is None else sum(count for version, count in counts if version < floor)
+    return GroupProof(group=group, oldest=min(trained), newest=max(trained), masked=masked)

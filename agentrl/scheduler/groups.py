@@ -7,7 +7,7 @@ when its retries are spent. A group is ready when `siblings` members are done; s
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -32,6 +32,7 @@ class Member:
     host: str = ""
     started: float = 0.0
     oldest: Version | None = None  # of the running or the carried-over transcript
+    floor: Version | None = None  # what its engine served when it was started: its first token is no older
     resume: AttemptId | None = None  # earlier try whose durable turns the next one carries on
     facts: TrajectoryFacts | None = None
 
@@ -51,6 +52,12 @@ class Group:
         known = [m.oldest for m in self.members if m.oldest is not None and m.phase is not Phase.SPARED]
         return min(known, default=None)
 
+    @property
+    def floor(self) -> Version | None:
+        """No token of the group is or will be older, as far as it has begun."""
+        known = [m.oldest if m.oldest is not None else m.floor for m in self.members if m.phase is not Phase.SPARED]
+        return min((v for v in known if v is not None), default=None)
+
     def counted(self) -> list[TrajectoryFacts]:
         """The facts of the siblings that count, in member order. Only for a ready group."""
         facts = [self.members[i].facts for i in sorted(self.done)]
@@ -67,7 +74,8 @@ class Table:
 
     groups: dict[GroupId, Group] = field(default_factory=dict)
     running: dict[AttemptId, Member] = field(default_factory=dict)
-    _waiting: list[tuple[GroupId, int]] = field(default_factory=list)  # heap: oldest group first, then member
+    waiting: dict[GroupId, list[int]] = field(default_factory=dict)  # heaps of member indices, of groups that have any
+    _queue: list[GroupId] = field(default_factory=list)  # heap of the groups in `waiting`, pruned lazily
     _resting: list[tuple[float, GroupId, int]] = field(default_factory=list)  # heap: who waits for its next try, until
     _deadlines: list[tuple[float, AttemptId]] = field(default_factory=list)  # heap, pruned lazily
     _next_group: int = 0
@@ -77,18 +85,35 @@ class Table:
         self._next_group += 1
         self.groups[group.id] = group
         for member in group.members:
-            heapq.heappush(self._waiting, (group.id, member.index))
+            self._wait(group.id, member.index)
         return group
 
-    def next_waiting(self) -> tuple[Group, Member] | None:
-        """The member that should start next, left in place. Entries of groups that are gone are dropped here."""
-        while self._waiting:
-            group_id, index = self._waiting[0]
-            group = self.groups.get(group_id)
-            if group is not None and group.members[index].phase is Phase.WAITING:
-                return group, group.members[index]
-            heapq.heappop(self._waiting)
+    def _wait(self, group: GroupId, member: int) -> None:
+        if group not in self.waiting:
+            self.waiting[group] = []
+            heapq.heappush(self._queue, group)
+        heapq.heappush(self.waiting[group], member)
+
+    def next_waiting(self, key: Callable[[Group], tuple[float, ...]] | None = None) -> tuple[Group, Member] | None:
+        """The member that should start next, left in place: of the oldest group, or of the one with the least key."""
+        while self.waiting:
+            first = self._oldest() if key is None else min(self.waiting, key=lambda g: self._ranked(g, key))
+            members, group = self.waiting[first], self.groups.get(first)
+            while members and (group is None or group.members[members[0]].phase is not Phase.WAITING):
+                heapq.heappop(members)
+            if members and group is not None:
+                return group, group.members[members[0]]
+            del self.waiting[first]
         return None
+
+    def _oldest(self) -> GroupId:
+        while self._queue[0] not in self.waiting:
+            heapq.heappop(self._queue)
+        return self._queue[0]
+
+    def _ranked(self, group: GroupId, key: Callable[[Group], tuple[float, ...]]) -> tuple[float, ...]:
+        found = self.groups.get(group)
+        return (*key(found), group) if found is not None else (float("-inf"),)  # gone: first, to be pruned
 
     def start(self, group: Group, member: Member, place: Place, host: str, now: float, deadline: float) -> AttemptId:
         attempt = AttemptId(group.id, member.index, member.tries)
@@ -108,14 +133,14 @@ class Table:
         if member.resume is None:
             member.oldest = None
         if until is None:
-            heapq.heappush(self._waiting, (group.id, member.index))
+            self._wait(group.id, member.index)
         else:
             heapq.heappush(self._resting, (until, group.id, member.index))
 
     def wake(self, now: float) -> None:
         while self._resting and self._resting[0][0] <= now:
             _, group, member = heapq.heappop(self._resting)
-            heapq.heappush(self._waiting, (group, member))
+            self._wait(group, member)
 
     def current(self, group: Group) -> Iterator[AttemptId]:
         """The running tries of one group."""

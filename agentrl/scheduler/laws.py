@@ -58,6 +58,8 @@ class Laws:
         self._publication(core)
         self._bank(core)
         self._one_version(core)
+        if core.policy.when_stale == "wait" and core.ledger.dropped["stale"]:
+            raise LawBroken(14, f"{core.ledger.dropped['stale']} groups expired although the cut waits for them")
 
     def _end(self, group: GroupId, how: str) -> None:
         if group in self._ended:
@@ -152,7 +154,8 @@ class Laws:
             if (group.ready is not None) != (done >= core.policy.siblings):
                 raise LawBroken(11, f"group {group.id} has {done} members done, ready at {group.ready}")
             oldest = group.oldest
-            if oldest is not None and freshness.is_stale(core.version, oldest, core.policy.bound):
+            kept = core.policy.when_stale != "mask"
+            if kept and oldest is not None and freshness.is_stale(core.version, oldest, core.policy.bound):
                 raise LawBroken(2, f"group {group.id} with a token of version {oldest} is kept at {core.version}")
 
     def _one_version(self, core: Core) -> None:

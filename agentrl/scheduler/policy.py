@@ -22,3 +22,7 @@ class Policy(Record):
     finish_timeout_s: float = 300.0  # `finish`: how long an engine may drain
     load_retries: int = 2  # failed weight loads of one engine in a row before it is restarted
     move_margin: float = 0.2
+    when_stale: str = "drop"  # drop | wait (nothing expires: old groups first, the cut waits for them) | mask
+    mode: str = "async"  # async | sync | pipelined: rounds at fixed weights, trained at the end or group by group
+    round_groups: int = 0  # groups of a round; a multiple of `groups`
+    admission: str = "fifo"  # which waiting sibling starts first, see admission.py

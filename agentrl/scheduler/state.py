@@ -34,6 +34,9 @@ class State:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.version = Version(0)  # what the trainer holds
+        self.round_version = Version(0)  # what a round's groups are sampled with; see `serving`
+        self.round_admitted = 0
+        self.round_trained = 0
         self.steps = 0
         self.target = policy.steps
         self.table = Table()
@@ -56,12 +59,18 @@ class State:
         self.finished: order.Finish | None = None
         self.broken = 0  # attempts that failed in a row
         self.last_fault = ""
+        self.mean_group_s = 0.0  # running mean of a group's time from admission to completion
         self.moved_at = 0.0  # when anything last moved
         self.out: list[order.Command] = []
 
     @property
     def engines(self) -> list[Engine]:
         return list(self.router.engines.values())
+
+    @property
+    def serving(self) -> Version:
+        """What every engine should hold: the newest version, or the one that the round was begun with."""
+        return self.version if self.policy.mode == "async" else self.round_version
 
     @property
     def places_used(self) -> int:

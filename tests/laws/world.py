@@ -20,15 +20,19 @@ from agentrl.scheduler.policy import Policy
 
 
 def policy_of(rng: random.Random) -> Policy:
-    groups, siblings = rng.randint(1, 4), rng.randint(1, 4)
+    groups, siblings, steps_a_round = rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 3)
+    mode = rng.choice(["async", "async", "sync", "pipelined"])
+    least = groups * steps_a_round if mode != "async" else 0
     return Policy(
         steps=rng.randint(3, 8),
         groups=groups,
         siblings=siblings,
         spare=rng.choice([0, 0, 1]),
-        window_groups=groups * rng.randint(1, 4) + rng.randint(0, 2),
+        window_groups=max(least, groups * rng.randint(1, 4) + rng.randint(0, 2)),
         window_attempts=rng.randint(1, 3 * groups * siblings),
-        bound=rng.randint(0, 4),
+        bound=rng.randint(0, 4) + (steps_a_round if mode != "async" else 0),
+        mode=mode,
+        round_groups=least,
         retries=rng.randint(1, 4),
         attempt_timeout_s=rng.choice([20.0, 60.0, 200.0]),
         stall_s=2000.0,
@@ -36,6 +40,8 @@ def policy_of(rng: random.Random) -> Policy:
         max_unavailable=rng.randint(1, 2),
         in_flight=rng.choice(["continue", "finish", "restart"]),
         finish_timeout_s=rng.choice([5.0, 50.0]),
+        when_stale=rng.choice(["drop", "wait", "mask"]),
+        admission=rng.choice(["fifo", "frontier", "shortest-group", "longest-first", "expiry"]),
     )
 
 
@@ -73,7 +79,7 @@ class World:
     def engine_up(self, name: str) -> None:
         """A start may take longer than a step: the engine is then behind when it comes up."""
         self.engines[name] += 1
-        self.held[name] = self.core.version
+        self.held[name] = self.core.serving
         self.news(self.rng.choice([2.0, 20.0]), self._up(name))
 
     def _up(self, name: str) -> news.EngineUp:
