@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -82,6 +83,11 @@ def toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def choice(line: str) -> str:
+    """`word   what it does` is one of several choices: a line of its own."""
+    return re.sub(r"^(\S+) {2,}", r"<br>`\1`: ", line)
+
+
 def meanings() -> dict[tuple[str, str], str]:
     """(class, field) -> its comment: the whole lines above it and the one behind it."""
     source = Path(schema.__file__).read_text()
@@ -94,9 +100,9 @@ def meanings() -> dict[tuple[str, str], str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 above, first = [], field.lineno - 2
                 while lines[first].strip().startswith("#"):
-                    above.insert(0, lines[first].strip().lstrip("# "))
+                    above.insert(0, choice(lines[first].strip().lstrip("# ")))
                     first -= 1
                 end = field.end_col_offset or 0
                 behind = lines[(field.end_lineno or field.lineno) - 1].encode()[end:].decode().strip().lstrip("# ")
-                found[node.name, field.target.id] = " ".join(filter(None, [" ".join(above), behind]))
+                found[node.name, field.target.id] = " ".join(filter(None, [*above, behind])).removeprefix("<br>")
     return found
