@@ -62,6 +62,7 @@ class SGLangEngine:
         self._quiet.set()
         self._lost_tokens = 0  # partial tokens of the calls that the running swap aborted
         self._embedded = False
+        self._in_flight = 0
         self._vocab: int | None = None
 
     @property
@@ -79,7 +80,7 @@ class SGLangEngine:
         server = await self.server_info(deadline_s=deadline_s)
         model = await self._get("/model_info", wire.ModelInfo, end - time.monotonic())
         found = self._sane(lambda: wire.info(server, model))
-        self._embedded, self._vocab = server.embedded, server.vocab_size
+        self._embedded, self._vocab, self._in_flight = server.embedded, server.vocab_size, server.in_flight
         if self._version == known:  # else a swap ended meanwhile and knows better
             self._version = found.version
         return found
@@ -107,7 +108,7 @@ class SGLangEngine:
     ) -> Reply:
         limit_s = min(deadline_s, self._request_timeout_s)
         started = time.monotonic()
-        await self._know_version(limit_s)
+        sent = await self._know_version(limit_s)
         body = {
             "rid": rid,
             "input_ids": list(tokens),
@@ -125,7 +126,7 @@ class SGLangEngine:
             "stream": False,
             "routed_dp_rank": rank,
             # history computed by other weights is never reused: the version names the cache's namespace
-            "extra_key": f"{self._namespace}{self._version}",
+            "extra_key": f"{self._namespace}{sent}",
         }
         self._open += 1
         self._quiet.clear()
@@ -139,11 +140,12 @@ class SGLangEngine:
             if not self._open:
                 self._quiet.set()
         reply = self._sane(lambda: wire.reply(raw, rid, tokens, sampling, rank, self._vocab))
+        reply = msgspec.structs.replace(reply, spans=wire.never_newer(reply.spans, sent, self._in_flight))
         if reply.finish == "abort":
             self._lost_tokens += len(reply.tokens)
         return reply
 
-    async def _know_version(self, deadline_s: float) -> None:
+    async def _know_version(self, deadline_s: float) -> Version:
         """A paused engine would hold the request anyway; sent after the swap it carries the new version's key."""
         try:
             async with asyncio.timeout(deadline_s):
@@ -153,7 +155,8 @@ class SGLangEngine:
                 f"engine {self._name} at {self._url}: weights still load after {deadline_s:g} s"
             ) from exc
         if self._version is None:
-            await self.info(deadline_s=deadline_s)
+            return (await self.info(deadline_s=deadline_s)).version
+        return self._version
 
     async def abort(self, rid: str, *, deadline_s: float) -> None:
         await self._ok("POST", "/abort_request", {"rid": rid}, deadline_s)

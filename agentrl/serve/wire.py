@@ -88,10 +88,19 @@ class ServerInfo(msgspec.Struct):
     max_total_num_tokens: int = 0
     max_running_requests: int | None = None
     internal_states: list[_State] = []
+    disable_overlap_schedule: bool = False
+    speculative_num_draft_tokens: int | None = None
 
     @property
     def embedded(self) -> bool:
         return self.engine != "sglang"
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens of a request that one scheduler step may have sampled and not yet counted when weights change."""
+        if self.embedded or self.disable_overlap_schedule:
+            return 0
+        return self.speculative_num_draft_tokens or 1
 
 
 class Checksum(msgspec.Struct):
@@ -170,6 +179,22 @@ def _spans(meta: _Meta, count: int) -> tuple[Span, ...]:
         shown = [(s.start, s.end, s.version) for s in spans]
         raise Nonsense(f"weight_versions {shown} do not cover {count} tokens without gaps")
     return tuple(Span(s.start, s.end, version_of(s.version)) for s in spans)
+
+
+def never_newer(spans: Sequence[Span], sent: Version, in_flight: int) -> tuple[Span, ...]:
+    """The spans with each mark moved `in_flight` tokens back in time, so that no token is called newer than it is.
+
+    SGLang's overlapped scheduler leaves the step in flight uncounted when it pauses in place: its tokens come from the
+    old weights and are marked as the new ones'. A mark before the first token is not shown; `sent`, the version held
+    when the request was sent, stands in for it.
+    """
+    if not in_flight or not spans:
+        return tuple(spans)
+    known = [Span(0, 0, sent), *spans] if sent < spans[0].version else list(spans)
+    ends = [min(span.end + in_flight, spans[-1].end) for span in known[:-1]] + [spans[-1].end]
+    starts = [0, *ends[:-1]]
+    moved = (Span(start, end, span.version) for start, end, span in zip(starts, ends, known, strict=True))
+    return tuple(span for span in moved if span.end > span.start)
 
 
 def _times(meta: _Meta) -> tuple[float, float, float]:
