@@ -98,7 +98,8 @@ def meanings() -> dict[tuple[str, str], str]:
             continue
         for field in node.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                above, first = [], field.lineno - 2
+                above: list[str] = []
+                first = field.lineno - 2
                 while lines[first].strip().startswith("#"):
                     above.insert(0, choice(lines[first].strip().lstrip("# ")))
                     first -= 1

@@ -1,7 +1,7 @@
-"""Noisy demonstrations. The teacher knows every chore, but is hasty, absent-minded, and mixes commands up.
+"""Demonstrations: the way it is done, and the way a hasty, absent-minded teacher does it.
 
-Every kind of chore suffers from the same weaknesses, at the same rates. A policy that imitates this teacher does the
-right thing with real probability on every kind, and what reinforcement has to learn carries from one kind to another.
+Every kind of chore suffers from the same weaknesses at the same rates, so that a policy that picked them up still does
+the right thing with real probability on every kind, and what it unlearns on one kind helps it with the others.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ _CONFUSED = {
 class Habits(msgspec.Struct, frozen=True):
     """Shares of attempts. The rest of them is done right."""
 
-    hasty: float = 0.40  # leaves the last command out
-    slip: float = 0.10  # one name is wrong
-    confused: float = 0.10  # the wrong command
-    look: float = 0.5  # begins with ls, whatever follows
+    hasty: float  # leaves the last command out
+    slip: float  # one name is wrong
+    confused: float  # the wrong command
+    look: float  # begins with ls, whatever follows
+
+
+RIGHT = Habits(hasty=0.0, slip=0.0, confused=0.0, look=0.5)
+SLOPPY = Habits(hasty=0.5, slip=0.1, confused=0.1, look=0.5)
 
 
 def attempt(kind: str, seed: int, habits: Habits, rng: Random) -> list[str]:
