@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.cli.main import app
+from agentrl.recipe.schema import Recipe
 from agentrl.records import Batch, GroupId, GroupProof, StepReport, Version
 from agentrl.runtime.telemetry import Telemetry
 from agentrl.scheduler.core import Core
@@ -29,7 +30,7 @@ def test_what_a_page_takes_from_the_source_is_current(name: str) -> None:
 
 def test_every_recipe_key_says_what_it_means() -> None:
     silent = [key for key, meaning in recipe_reference.meanings().items() if not meaning]
-    sections = {kind.__name__ for _, kind in recipe_reference.sections(recipe_reference.schema.Recipe, "")}
+    sections = {kind.__name__ for _, kind in recipe_reference.sections(Recipe, "")}
     wanted = [f"{section}.{name}" for section, name in silent if section in sections - {"Recipe"} and name != "lanes"]
     assert not wanted
 
