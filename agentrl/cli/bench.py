@@ -1,69 +1,94 @@
-"""`agentrl bench`: measured figures of one part on this machine."""
+"""`agentrl bench NAME`: figures of one part on this machine, measured or simulated."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import json as text
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from agentrl.cli.common import Quiet, Set, console, out, table
+from agentrl.cli.common import FAILED, Quiet, Set, console, out, table
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
 
+app = typer.Typer(
+    help="Measured and simulated figures, printed as a table. Say beside a measured one what else the machine did.",
+    no_args_is_help=True,
+)
 
-class Name(StrEnum):
-    ENGINE = "engine"
-    SANDBOX = "sandbox"
+MaybeRecipe = Annotated[Path | None, typer.Argument(help="Default: the part's own defaults.", show_default=False)]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file; - is stdout.")]
 
 
-def bench(
-    name: Annotated[Name, typer.Argument(help="What to measure.", show_default=False)],
-    recipe: Annotated[Path | None, typer.Argument(help="Default: the part's own defaults.", show_default=False)] = None,
+@app.command()
+def engine(
+    recipe: MaybeRecipe = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each load; the best counts.")] = 3,
     set_: Set = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the figures there; - for stdout.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Of each measurement; engines take the best.")] = 0,
+    json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Start the part, measure it, stop it; prints a table. Seconds to a minute.
+    """Tokens a second at 1, 16 and 64 sequences, and how much of a prompt is not computed again."""
+    from agentrl.bench import engine as part
 
-    Say beside a figure what else the machine was doing: the load before is among the figures.
-    """
-    loaded = load(recipe, overrides=set_ or []) if recipe is not None else None
+    _say(quiet, "measuring one engine")
+    figures = part.main(_recipe(recipe, set_), repeats=repeats, quiet=True)
+    _give(figures, lambda to: to.print(part.table(figures), markup=False), json, quiet)
+
+
+@app.command()
+def sandbox(
+    recipe: MaybeRecipe = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each kind.")] = 20,
+    many: Annotated[int, typer.Option(min=1, help="Sandboxes alive at once.")] = 64,
+    set_: Set = None,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Start, exec, put, reset and kill of a sandbox; commands a second; memory of each; also through the daemon."""
+    from agentrl.bench import sandbox as part
+
+    _say(quiet, "measuring sandboxes")
+    figures = part.main(_recipe(recipe, set_), repeats=repeats, many=many)
+    _give(figures, lambda to: _draw_sandbox(to, figures), json, quiet)
+
+
+@app.command()
+def laws(
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds to play.")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """The scheduler in a rude simulated world, every law after every event. Exit 1 where one breaks."""
+    from agentrl.bench import laws as part
+
+    figures = part.sweep(seeds, first=first, quiet=quiet)
+    _give(figures, lambda to: part.show(figures), json, quiet)
+    if figures["failures"]:
+        raise typer.Exit(FAILED)
+
+
+def _recipe(path: Path | None, overrides: list[str] | None) -> Recipe | None:
+    return load(path, overrides=overrides or []) if path is not None else None
+
+
+def _say(quiet: bool, what: str) -> None:
     if not quiet:
-        console.print(f"[dim]measuring {name}[/]")
-    figures = _measure(name, loaded, repeats)
-    text = _text(figures)
-    if json is not None and str(json) != "-":
-        json.write_text(text)
+        console.print(f"[dim]{what}[/]")
+
+
+def _give(figures: dict[str, Any], draw: Callable[[Console], None], json: Path | None, quiet: bool) -> None:
     if str(json) == "-":
-        typer.echo(text, nl=False)
-    elif not quiet:
-        {Name.ENGINE: _draw_engine, Name.SANDBOX: _draw_sandbox}[name](out, figures)
-
-
-def _measure(name: Name, recipe: Recipe | None, repeats: int) -> dict[str, Any]:
-    if name is Name.ENGINE:
-        from agentrl.bench import engine
-
-        return engine.main(recipe, repeats=repeats or 3, quiet=True)
-    from agentrl.bench import sandbox
-
-    return sandbox.main(recipe, repeats=repeats or 20)
-
-
-def _text(figures: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(figures, indent=2) + "\n"
-
-
-def _draw_engine(to: Console, figures: dict[str, Any]) -> None:
-    from agentrl.bench import engine
-
-    to.print(engine.table(figures), markup=False, highlight=False)
+        typer.echo(text.dumps(figures, indent=2))
+        return
+    if json is not None:
+        json.write_text(text.dumps(figures, indent=2) + "\n")
+    if not quiet:
+        draw(out)
 
 
 def _draw_sandbox(to: Console, figures: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ app.add_typer(sandbox.app, name="sandbox")
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("replay")(replay.replay)
-app.command("bench")(bench.bench)
+app.add_typer(bench.app, name="bench")
 
 
 def _version(asked: bool) -> None:

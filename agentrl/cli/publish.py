@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from agentrl.cli.common import Json, Quiet, RunFolder, console, emit, table
+from agentrl.cli.common import Json, Quiet, RunFolder, console, emit, escape, table
 from agentrl.errors import NoProgressError, UnavailableError, UserError
 from agentrl.records import Version
 
@@ -37,7 +37,7 @@ def publish(
         versions, all_hold = asyncio.run(_wait(live, wanted, wait))
     except UnavailableError as exc:
         if not quiet:
-            console.print(f"[dim]{exc}[/]", soft_wrap=True)
+            console.print(f"[dim]{escape(str(exc))}[/]", soft_wrap=True)
         _push(run, wanted, json=json, quiet=quiet)
         return
     document = {"run": str(run), "live": True, "version": versions.version, "engines": versions.engines}

@@ -105,8 +105,8 @@ class FaceClient:
         return Versions(version=Version(said["version"]), engines={k: Version(v) for k, v in said["engines"].items()})
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """{"now", "event", "commands"} as they happen, until the run is over. The first item is None-like: an empty
-        dict, given once the stream is open, so that nothing between a question and the stream is missed."""
+        """{"now", "event", "commands"} as they happen, until the run is over. The first item is empty: the stream is
+        open, so that who asks something now misses nothing that happens afterwards."""
         try:
             async with self._opened().get("/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
                 self._check(answer.status, await answer.read() if answer.status != 200 else b"")

@@ -137,31 +137,9 @@ async def build_live(
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
         desk = TrainerDesk(Version(0), clock)
-        engines: dict[str, ports.Engine] = {}
         hosts: dict[str, ports.SandboxHost] = {}
-        player = LivePlayer(
-            engines=engines,
-            hosts=hosts,
-            verifier=HarborVerifier(),
-            journal=ready.journal,
-            template=ready.template,
-            template_order=order_template(recipe, ready.label),
-            clock=clock,
-            new_rid=lambda: uuid.uuid4().hex,
-        )
-        world = World(
-            engines=engines,
-            player=player,
-            tasks=ready.tasks,
-            journal=ready.journal,
-            weights=ready.store,
-            trainer=Collector(folder / "batches", Version(0)) if fixed_weights else desk,
-            clock=clock,
-            keep_versions=recipe.publish.keep_versions,
-            admin_s=recipe.engines.admin_timeout_s,
-            regenerate=recipe.publish.in_flight == "regenerate",
-            grace_s=recipe.publish.grace_s,
-        )
+        trainer = Collector(folder / "batches", Version(0)) if fixed_weights else desk
+        world = _world(recipe, ready, hosts, trainer, clock)
         head = {"recipe": recipe.name, "seed": recipe.seed, "mode": "live"}
         telemetry = Telemetry(
             folder, head, clock, order=recipe.publish.order, in_flight=recipe.publish.in_flight, shown=shown
@@ -170,6 +148,8 @@ async def build_live(
         driver = Driver(core, world, services, telemetry)
         processes = await asyncio.to_thread(driver.resume, ready.past)
         desk.expect(core.version)
+        if fixed_weights:
+            await desk.aclose()  # a trainer that attaches is told that there is nothing to train
         parts = _Parts(recipe, folder, ready, core, world, hosts, processes)
         services.extend(parts.engines())
         services.append(parts.sandboxes())
@@ -182,6 +162,39 @@ async def build_live(
             (folder / "url").unlink(missing_ok=True)
     finally:
         await ready.journal.aclose()
+
+
+def _world(
+    recipe: Recipe,
+    ready: _Prepared,
+    hosts: dict[str, ports.SandboxHost],
+    trainer: ports.Trainer,
+    clock: Callable[[], float],
+) -> World:
+    engines: dict[str, ports.Engine] = {}
+    player = LivePlayer(
+        engines=engines,
+        hosts=hosts,
+        verifier=HarborVerifier(),
+        journal=ready.journal,
+        template=ready.template,
+        template_order=order_template(recipe, ready.label),
+        clock=clock,
+        new_rid=lambda: uuid.uuid4().hex,
+    )
+    return World(
+        engines=engines,
+        player=player,
+        tasks=ready.tasks,
+        journal=ready.journal,
+        weights=ready.store,
+        trainer=trainer,
+        clock=clock,
+        keep_versions=recipe.publish.keep_versions,
+        admin_s=recipe.engines.admin_timeout_s,
+        regenerate=recipe.publish.in_flight == "regenerate",
+        grace_s=recipe.publish.grace_s,
+    )
 
 
 @dataclass

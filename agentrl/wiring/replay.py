@@ -67,7 +67,11 @@ def replay(folder: Path, *, laws: bool = False) -> Replay:
     for seq, (now, data, digest) in enumerate(JournalReader(folder / "run.sqlite").events(), start=1):
         event = _decoded(folder, seq, data)
         processes += isinstance(event, news.Resumed)
-        commands = core.handle(event, now)
+        try:
+            commands = core.handle(event, now)
+        except Exception as exc:  # with another policy even its invariants may not hold
+            difference = _stumbled(seq, now, event, digest, exc)
+            break
         difference = _difference(seq, now, event, digest, commands)
         broken = _law(checker, core, commands, seq, now)
         if difference is not None or broken is not None:
@@ -109,6 +113,17 @@ def _difference(
         expected=digest.hex(),
         actual=actual.hex(),
         commands=msgspec.to_builtins(commands),
+    )
+
+
+def _stumbled(seq: int, now: float, event: news.Event, digest: bytes, exc: Exception) -> Difference:
+    return Difference(
+        seq=seq,
+        now_s=now,
+        event=msgspec.to_builtins(event),
+        expected=digest.hex(),
+        actual=f"{type(exc).__name__}: {exc}",
+        commands=[],
     )
 
 

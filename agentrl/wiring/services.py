@@ -94,8 +94,12 @@ class Services:
     def up(self, recipe: Recipe, *, timeout_s: float) -> Serving:
         """Starts a keeper and waits until everything serves. Otherwise nothing is left, and what the keeper said is
         raised. UserError where it runs already."""
-        model_path(recipe)
+        attached = recipe.engines.attach if self.kind == "serve" else recipe.sandbox.attach
+        if attached:
+            section = "engines" if self.kind == "serve" else "sandbox"
+            raise UserError(f"{section}.attach: the recipe uses what runs already", hint="leave it out to start some")
         if self.kind == "serve":
+            model_path(recipe)
             check_ports(recipe.engines)
         try:
             (self.folder / "logs").mkdir(parents=True, exist_ok=True)

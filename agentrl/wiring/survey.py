@@ -37,6 +37,7 @@ class EngineReport(Record):
 
 async def engines(serving: Serving, section: Engines) -> list[EngineReport]:
     token = token_of_service(serving)
+    section = msgspec.structs.replace(section, admin_timeout_s=min(section.admin_timeout_s, _ANSWER_S))
     return list(await asyncio.gather(*(_engine(part, token, section) for part in serving.parts)))
 
 
