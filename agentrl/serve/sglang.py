@@ -63,6 +63,7 @@ class SGLangEngine:
         self._lost_tokens = 0  # partial tokens of the calls that the running swap aborted
         self._embedded = False
         self._in_flight = 0
+        self._holds = ""  # the folder of its weights
         self._vocab: int | None = None
 
     @property
@@ -81,6 +82,7 @@ class SGLangEngine:
         model = await self._get("/model_info", wire.ModelInfo, end - time.monotonic())
         found = self._sane(lambda: wire.info(server, model))
         self._embedded, self._vocab, self._in_flight = server.embedded, server.vocab_size, server.in_flight
+        self._holds = model.model_path
         if self._version == known:  # else a swap ended meanwhile and knows better
             self._version = found.version
         return found
@@ -196,6 +198,7 @@ class SGLangEngine:
     ) -> LoadReport:
         end = time.monotonic() + deadline_s
         self._lost_tokens = 0
+        await self._look_at(path, deadline_s)
         # a cancelled swap must still not leave the engine paused
         pause_s = await _finish(self._swap_paused(path, version, end, regenerate, grace_s))
         found = await self.info(deadline_s=end - time.monotonic())
@@ -204,6 +207,15 @@ class SGLangEngine:
         checksum = await self._checksum(end - time.monotonic()) if self._checksums else ""
         lost = self._lost_tokens if regenerate else 0
         return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, lost_tokens=lost, checksum=checksum)
+
+    async def _look_at(self, path: str, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.to_thread(staging.fits, path, self._holds)
+        except DataError as exc:
+            raise DataError(f"engine {self._name} at {self._url} was refused this version: {exc}", hint=exc.hint) from exc
+        except TimeoutError as exc:
+            raise DeadlineError(f"{path}: not read within {deadline_s:.1f} s", hint="Is the disk slow?") from exc
 
     async def _checksum(self, deadline_s: float) -> str:
         raw = await self._ok("POST", "/weights_checker", {"action": "checksum"}, deadline_s)

@@ -1,8 +1,14 @@
-"""Checking a version's folder before an engine is paused for it. Reading it also brings it into the page cache."""
+"""Checking a version's folder before an engine is paused for it. Reading it also brings it into the page cache.
+
+SGLang cannot be left to find out: a folder that it cannot read to the end ends the whole engine (0.5.23 rolls back to
+the folder it has just failed to read).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,6 +17,9 @@ from agentrl.errors import DataError
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
+INDEX = "model.safetensors.index.json"
+
+Layout = dict[str, tuple[int, ...]]  # tensor name -> shape
 
 
 def verify(path: str, version: Version) -> int:
@@ -33,6 +42,59 @@ def verify(path: str, version: Version) -> int:
         if expected and digest != expected[name]:
             raise DataError(f"{folder / name}: checksum differs from its manifest", hint="Publish this version again.")
     return total
+
+
+def fits(path: str, held: str) -> None:
+    """DataError where the folder at `path` is not whole, or where a tensor has another shape than in the folder `held`,
+    if that is still there. Reads headers only. Blocks."""
+    new = layout(Path(path))
+    try:
+        old = layout(Path(held))
+    except DataError:
+        return
+    wrong = [name for name, shape in new.items() if old.get(name, shape) != shape]
+    if wrong:
+        was, found = old[wrong[0]], new[wrong[0]]
+        raise DataError(f"{path}: {wrong[0]} has shape {found}, the engine holds {was}", hint="Is it the same model?")
+
+
+def layout(folder: Path) -> Layout:
+    """Of all safetensors in `folder`. DataError names a file that is absent, or shorter than its header says."""
+    found: Layout = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= _header(file)
+    if not found:
+        raise DataError(f"{folder}: no weights", hint="Was the version published completely?")
+    with contextlib.suppress(FileNotFoundError):  # a model in one file has no index
+        listed = msgspec.json.decode((folder / INDEX).read_bytes(), type=_Index).weight_map
+        if absent := sorted(listed.keys() - found.keys()):
+            raise DataError(f"{folder}: {absent[0]} is listed in {INDEX} and absent", hint="Publish this version again.")
+    return found
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct):
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _header(file: Path) -> Layout:
+    """A safetensors file starts with the length of its header (8 bytes, little endian) and the header, in JSON."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            size = os.fstat(opened.fileno()).st_size - 8 - length
+            entries = msgspec.json.decode(opened.read(length) if size >= 0 else b"", type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
+    except (OSError, msgspec.MsgspecError) as exc:
+        raise DataError(f"{file}: its header cannot be read ({exc})", hint="Publish this version again.") from exc
+    if size != max((tensor.data_offsets[1] for tensor in tensors.values()), default=0):
+        raise DataError(f"{file}: its header and its size do not agree", hint="Publish this version again.")
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _manifest(folder: Path, version: Version) -> dict[str, str]:
