@@ -84,5 +84,11 @@ def policy_of(recipe: SimRecipe) -> Policy:
         stall_s=policy.stall_s,
         order=recipe.publish.order,
         max_unavailable=recipe.publish.max_unavailable,
+        in_flight=recipe.publish.in_flight,
+        finish_timeout_s=recipe.publish.finish_timeout_s,
         move_margin=policy.move_margin,
+        when_stale=policy.when_stale,
+        mode=policy.mode,
+        round_groups=policy.round_groups,
+        admission=policy.admission,
     )

@@ -109,6 +109,7 @@ class Rank:
         self.retractions = 0
         self.next = _NEVER
         self.stirred = False
+        self._crowded = False  # somebody gave way and nobody has left since: admitting would only repeat it
         self._ends: list[tuple[float, int, Sequence]] = []
         self._count = 0
         self._quantum = max(1.0, self.pool.total / 512)  # evicted at once when decoding fills the pool
@@ -176,6 +177,8 @@ class Rank:
         prompt = head.prompt + int(head.done)
         shared = min(head.shared, prompt - 1)
         if self.running:  # alone it always fits
+            if self._crowded:
+                return
             cached = self.pool.match(space, head.conversation, head.group, prompt, shared)
             spare = self.pool.free + self.pool.idle - cached  # what it finds here is not there to be evicted
             if spare < prompt - cached + self.costs.headroom * (len(self.running) + 1):
@@ -214,6 +217,11 @@ class Rank:
         self.work.chunk = 0.0
 
     def _finish(self, sequence: Sequence, step: float, now: float, version: Version) -> None:
+        """Whole tokens again; the last one was sampled and never computed."""
+        assert sequence.held is not None
+        short = sequence.wanted - self._sampled(sequence, step)
+        sequence.held.own += short - 1.0
+        self.pool.held -= 1.0 - short
         self.leave(sequence, step, now, version)
         if not sequence.reply.done():
             sequence.reply.set_result(sequence.result(sequence.wanted, "stop"))
@@ -228,7 +236,7 @@ class Rank:
 
     def leave(self, sequence: Sequence, step: float, now: float, version: Version) -> None:
         """Out of whatever state it is in; what it computed rests in memory, the rest is free."""
-        self.stirred = True
+        self.stirred, self._crowded = True, False
         if sequence.at is At.WAITING:
             self.queued -= 1
         elif sequence.at is At.PREFILL:
@@ -267,6 +275,7 @@ class Rank:
         youngest.enter(At.WAITING, now)
         youngest.retracted += 1
         self.retractions += 1
+        self._crowded = True
         self.add(youngest, first=True)
         self.pool.evict(self._quantum)
 
