@@ -1,0 +1,269 @@
+"""A simulated fleet under the unchanged core and driver: `sim.fleet` models in place of engines, hosts and trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrl import ports
+from agentrl.errors import InfraError
+from agentrl.recipe.sim import SimRecipe
+from agentrl.records import (
+    Batch,
+    EngineInfo,
+    LoadReport,
+    Place,
+    RankLoad,
+    StepReport,
+    Task,
+    TrajectoryFacts,
+    Version,
+)
+from agentrl.runtime.effects import World
+from agentrl.runtime.loop import Driver, Listener, Service
+from agentrl.runtime.player import Heard
+from agentrl.runtime.supervisor import EngineKeeper, HostKeeper
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
+from agentrl.scheduler.policy import Policy
+from agentrl.sim import world as sim
+from agentrl.sim.clock import run
+from agentrl.sim.fleet.build import host_plan_of, plans_of, policy_of, serving_of
+from agentrl.sim.fleet.engine import EngineModel
+from agentrl.sim.fleet.host import HostModel
+from agentrl.sim.fleet.player import FleetPlayer, PlayerRules
+from agentrl.sim.fleet.roofline import Roofline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an arm changes beside the recipe.
+
+    fixed_weights: no trainer time and no publication, batches are only collected. per_request: each call goes to a
+    random rank, as behind a balancer that knows nothing of histories. drain: a swap waits until what runs has ended.
+    """
+
+    fixed_weights: bool = False
+    per_request: bool = False
+    drain: bool = False
+
+
+@dataclass
+class FleetEngine:
+    """ports.Engine around a model, as far as supervisors and effects need one. in_flight: continue | drain |
+    regenerate; what a swap does to generations that run."""
+
+    model: EngineModel
+    in_flight: str = "continue"
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    async def info(self, *, deadline_s: float) -> EngineInfo:
+        costs = self.model.costs
+        return EngineInfo(
+            kind="sim",
+            software="0",
+            version=self.model.version,
+            ranks=costs.ranks,
+            slots=costs.slots * costs.ranks,
+            context_tokens=1 << 30,
+            kv_tokens=int(costs.pool_tokens) * costs.ranks,
+        )
+
+    async def loads(self, *, deadline_s: float) -> list[RankLoad]:
+        return self.model.loads()
+
+    async def generated_tokens(self, *, deadline_s: float) -> int:
+        return self.model.generated_tokens
+
+    async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
+        return await self.model.stage(version)
+
+    async def swap(
+        self, path: str, version: Version, *, deadline_s: float, regenerate: bool = False, grace_s: float = 0.0
+    ) -> LoadReport:
+        began = asyncio.get_running_loop().time()
+        lost = 0
+        if self.in_flight == "drain":
+            await self.model.drain()
+        elif regenerate:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self.model.drain()
+            except TimeoutError:
+                self.model.abort_all()
+        try:
+            await self.model.swap(version)
+        finally:
+            self.model.reopen()
+        pause_s = asyncio.get_running_loop().time() - began
+        return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, lost_tokens=lost)
+
+    async def aclose(self) -> None:
+        """The model goes with the loop."""
+
+
+class Scatter:
+    """ports.Placement that sends every call to some rank of some engine: a balancer without memory."""
+
+    def __init__(self, engines: dict[str, EngineModel], rng: random.Random) -> None:
+        self._engines = engines
+        self._rng = rng
+
+    @property
+    def place(self) -> Place:
+        name = self._rng.choice(sorted(self._engines))
+        return Place(name, self._rng.randrange(self._engines[name].costs.ranks))
+
+    async def wait_moved(self, away_from: Place, *, deadline_s: float) -> Place:
+        return self.place
+
+
+@dataclass
+class ScatterPlayer:
+    """Per-request routing: plays as `player` does, but wherever the balancer says."""
+
+    player: FleetPlayer
+    scatter: Scatter
+
+    async def play(
+        self, start: orders.StartAttempt, task: Task, placement: ports.Placement, heard: Heard
+    ) -> TrajectoryFacts:
+        return await self.player.play(start, task, self.scatter, heard)
+
+
+class FleetTrainer:
+    """ports.Trainer: a step takes step_s. Fixed weights: none at all, and the version stays."""
+
+    def __init__(self, step_s: float, *, fixed: bool) -> None:
+        self._step_s = step_s
+        self._fixed = fixed
+        self._version = Version(0)
+        self._ready = asyncio.Event()
+        self._ready.set()
+
+    async def wait_ready(self) -> Version:
+        await self._ready.wait()
+        self._ready.clear()
+        return self._version
+
+    async def step(self, batch: Batch) -> StepReport:
+        if not self._fixed:
+            await asyncio.sleep(self._step_s)
+            self._version = Version(batch.version + 1)
+        self._ready.set()
+        return StepReport(batch=batch.id, version=self._version, seconds=self._step_s)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass
+class Fleet:
+    """One simulated run, and what a bench may look at meanwhile and afterwards."""
+
+    driver: Driver
+    core: Core
+    engines: dict[str, EngineModel]
+    hosts: dict[str, HostModel]
+    policy: Policy
+
+    async def drive(self) -> orders.Finish:
+        return await self.driver.run(self.policy.steps)
+
+
+def build_fleet(
+    recipe: SimRecipe, seed: int, options: Options, listener: Listener, *, make_core: Callable[[Policy], Core] = Core
+) -> Fleet:
+    """On a running virtual loop. Same seed, same run."""
+    clock = asyncio.get_running_loop().time
+    policy = policy_of(recipe)
+    core = make_core(policy)
+    models = {f"e{i}": EngineModel(f"e{i}", Roofline(serving_of(recipe))) for i in range(recipe.fleet.hosts)}
+    hosts = {f"h{i}": HostModel(f"h{i}", host_plan_of(recipe)) for i in range(recipe.fleet.hosts)}
+    rules = PlayerRules(keep_partial=recipe.publish.in_flight != "regenerate")
+    player = FleetPlayer(engines=models, hosts=hosts, plans=plans_of(recipe, seed), clock=clock, rules=rules)
+    scattered = ScatterPlayer(player, Scatter(models, sim.stream(seed, "scatter")))
+    world = World(
+        player=scattered if options.per_request else player,
+        tasks=sim.SimTasks(),
+        journal=sim.SimJournal(),  # type: ignore[arg-type]
+        weights=sim.SimWeights(),
+        trainer=FleetTrainer(recipe.trainer.step_s, fixed=options.fixed_weights),
+        clock=clock,
+        keep_versions=2,
+        admin_s=3_600.0,
+        regenerate=recipe.publish.in_flight == "regenerate",
+        grace_s=recipe.publish.grace_s,
+    )
+    services: list[Service] = []
+    driver = Driver(core, world, services, listener)
+    driver.resume([])
+    for index, name in enumerate(models):
+        services.append(_engine(name, models[name], hosts[f"h{index}"], world, options))
+    services += [_host(name, recipe, world, hosts) for name in hosts]
+    return Fleet(driver, core, models, hosts, policy)
+
+
+def _engine(name: str, model: EngineModel, host: HostModel, world: World, options: Options) -> Service:
+    async def start() -> sim.SimEngineService:
+        engine = FleetEngine(model, "drain" if options.drain else "continue")
+        info = await engine.info(deadline_s=1.0)
+        return sim.SimEngineService(asyncio.Event(), 0.0, engine, info)  # type: ignore[arg-type]
+
+    async def serve(post: Callable[[news.Event], None]) -> None:
+        host.serve(model)
+        keeper = EngineKeeper(name, start, world.engines, post, first_epoch=0, restarts=0)
+        world.keepers[name] = keeper
+        await keeper.run()
+
+    return serve
+
+
+@dataclass
+class _Asked:
+    """A host that supervisors may ask."""
+
+    model: HostModel
+
+    async def status(self, *, deadline_s: float) -> None:
+        if self.model.lost:
+            raise InfraError(f"{self.model.name} is gone")
+
+
+def _host(name: str, recipe: SimRecipe, world: World, hosts: dict[str, HostModel]) -> Service:
+    registry: dict[str, ports.SandboxHost] = {}
+
+    async def start() -> sim.SimHostService:
+        return sim.SimHostService(asyncio.Event(), 0.0, _Asked(hosts[name]), recipe.fleet.sandboxes_per_host)  # type: ignore[arg-type]
+
+    async def serve(post: Callable[[news.Event], None]) -> None:
+        keeper = HostKeeper(name, start, registry, post, restarts=0)  # type: ignore[arg-type]
+        world.host_keepers[name] = keeper
+        await keeper.run()
+
+    return serve
+
+
+def simulate(
+    recipe: SimRecipe,
+    seed: int,
+    options: Options,
+    listener: Listener,
+    *,
+    watch: Callable[[Fleet], None] = lambda fleet: None,
+    make_core: Callable[[Policy], Core] = Core,
+) -> orders.Finish:
+    """Run it to its end in virtual time. watch: called with the fleet before it starts."""
+
+    async def main() -> orders.Finish:
+        fleet = build_fleet(recipe, seed, options, listener, make_core=make_core)
+        watch(fleet)
+        return await fleet.drive()
+
+    return run(main())
