@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import save_file
 
 from agentrl.hosts.local import LocalHost
 from agentrl.recipe.load import load
@@ -66,6 +67,14 @@ def make_checkpoint(folder: Path, seed: int, **changes: Any) -> Path:
                 parameter.normal_(0.0, 0.08, generator=noise)
     model.save_pretrained(folder)
     return folder
+
+
+def write_weights(folder: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
+    """A safetensors file of zeros; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "model.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, file)
+    return file
 
 
 torch.set_num_threads(1)  # the machine is shared with the engine under test

@@ -198,7 +198,6 @@ class SGLangEngine:
     ) -> LoadReport:
         end = time.monotonic() + deadline_s
         self._lost_tokens = 0
-        await self._look_at(path, deadline_s)
         # a cancelled swap must still not leave the engine paused
         pause_s = await _finish(self._swap_paused(path, version, end, regenerate, grace_s))
         found = await self.info(deadline_s=end - time.monotonic())
@@ -213,7 +212,7 @@ class SGLangEngine:
             async with asyncio.timeout(deadline_s):
                 await asyncio.to_thread(staging.fits, path, self._holds)
         except DataError as exc:
-            raise DataError(f"engine {self._name} at {self._url} was refused this version: {exc}", hint=exc.hint) from exc
+            raise DataError(f"engine {self._name} at {self._url} was refused it: {exc}", hint=exc.hint) from exc
         except TimeoutError as exc:
             raise DeadlineError(f"{path}: not read within {deadline_s:.1f} s", hint="Is the disk slow?") from exc
 
@@ -222,14 +221,15 @@ class SGLangEngine:
         return self._sane(lambda: wire.decode(raw, wire.Checksum)).per_engine_checksum or ""
 
     async def _swap_paused(self, path: str, version: Version, end: float, regenerate: bool, grace_s: float) -> float:
-        """Pause, load, continue; seconds between the first and the last. Continues whatever the load does.
+        """Look, pause, load, continue; seconds between the last three. Continues whatever the load does.
 
         While `_settled` is clear no new call is sent. SGLang's abort mode ends what runs and pauses nothing; with our
         calls held back nothing is left to pause.
         """
         self._settled.clear()
-        began = time.monotonic()
         try:
+            await self._look_at(path, end - time.monotonic())
+            began = time.monotonic()
             if regenerate:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace_s):

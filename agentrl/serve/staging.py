@@ -68,7 +68,7 @@ def layout(folder: Path) -> Layout:
     with contextlib.suppress(FileNotFoundError):  # a model in one file has no index
         listed = msgspec.json.decode((folder / INDEX).read_bytes(), type=_Index).weight_map
         if absent := sorted(listed.keys() - found.keys()):
-            raise DataError(f"{folder}: {absent[0]} is listed in {INDEX} and absent", hint="Publish this version again.")
+            raise DataError(f"{folder}: {absent[0]} of {INDEX} is absent", hint="Publish this version again.")
     return found
 
 

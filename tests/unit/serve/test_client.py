@@ -19,11 +19,17 @@ from agentrl.errors import AgentRLError, DataError, DeadlineError, EngineLost
 from agentrl.records import Sampling, Version, WeightsManifest
 from agentrl.serve import staging, wire
 from agentrl.serve.sglang import SGLangEngine
-from tests.engines import free_port
+from tests.engines import free_port, write_weights
 
 RID = uuid.uuid4().hex
 PROMPT = [1, 2, 3]
 SAMPLING = Sampling(max_new_tokens=4)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    write_weights(tmp_path / "v1", {"w": (2, 3)})
+    return tmp_path / "v1"
 
 
 def good() -> dict[str, Any]:
@@ -161,7 +167,7 @@ async def server(answer: Answer) -> AsyncIterator[tuple[SGLangEngine, list[str]]
         (b"", 404),
     ],
 )
-def test_garbage_is_an_engine_lost(body: bytes, status: int) -> None:
+def test_garbage_is_an_engine_lost(body: bytes, status: int, weights: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, status=status)
 
@@ -172,7 +178,7 @@ def test_garbage_is_an_engine_lost(body: bytes, status: int) -> None:
                 lambda: engine.generate(RID, PROMPT, SAMPLING, rank=0, deadline_s=5),
                 lambda: engine.loads(deadline_s=5),
                 lambda: engine.generated_tokens(deadline_s=5),
-                lambda: engine.swap("/nowhere", Version(1), deadline_s=5),
+                lambda: engine.swap(str(weights), Version(1), deadline_s=5),
             ):
                 with pytest.raises(EngineLost, match="e7 at http"):
                     await call()
@@ -249,7 +255,7 @@ def test_a_dead_port_is_an_engine_lost() -> None:
     asyncio.run(check())
 
 
-def test_a_load_that_fails_still_continues() -> None:
+def test_a_load_that_fails_still_continues(weights: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/update_weights_from_disk":
             return web.json_response({"success": False, "message": "no such file"}, status=400)
@@ -258,13 +264,13 @@ def test_a_load_that_fails_still_continues() -> None:
     async def check() -> None:
         async with server(answer) as (engine, seen):
             with pytest.raises(DataError, match="no such file"):
-                await engine.swap("/v1", Version(1), deadline_s=5)
+                await engine.swap(str(weights), Version(1), deadline_s=5)
             assert seen == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
 
     asyncio.run(check())
 
 
-def test_a_request_made_during_a_swap_carries_the_new_version() -> None:
+def test_a_request_made_during_a_swap_carries_the_new_version(weights: Path) -> None:
     loading, go = asyncio.Event(), asyncio.Event()
     keys: list[str] = []
 
@@ -279,7 +285,7 @@ def test_a_request_made_during_a_swap_carries_the_new_version() -> None:
 
     async def check() -> None:
         async with server(answer) as (engine, seen):
-            swap = asyncio.ensure_future(engine.swap("/v1", Version(1), deadline_s=5))
+            swap = asyncio.ensure_future(engine.swap(str(weights), Version(1), deadline_s=5))
             await loading.wait()
             call = asyncio.ensure_future(engine.generate(RID, PROMPT, SAMPLING, rank=0, deadline_s=5))
             with pytest.raises(DeadlineError, match="weights still load"):
