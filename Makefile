@@ -1,6 +1,9 @@
 # Every target is one line; `make help` lists them.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+# Without a GPU the CPU build of torch: from its own index, else (no such index here) whatever `torch==2.13.0` gives.
+# With one, or with another index: make setup TORCH='torch --index-url URL'
+CPU_TORCH = --retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+TORCH ?= $(shell command -v nvidia-smi >/dev/null && echo torch)
 BIN := .venv/bin
 
 .PHONY: help setup demo test test-all test-sglang lint fmt types laws docs bench clean
@@ -8,10 +11,12 @@ BIN := .venv/bin
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: .venv/ready ## .venv with everything for one machine (GPU hosts: make setup TORCH='torch --index-url URL')
+setup: .venv/ready ## .venv with everything for one machine
 
 .venv/ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("agentrl needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)' && $(PYTHON) -m venv .venv && $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q $(TORCH)
+	@$(PYTHON) -c 'import sys; sys.exit("agentrl needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(if $(TORCH),$(BIN)/pip install -q $(TORCH),$(BIN)/pip install -q $(CPU_TORCH) 2>/dev/null || $(BIN)/pip install -q torch==2.13.0)
 	@$(BIN)/pip install -q -e '.[dev]' && touch .venv/ready
 
 demo: setup ## the whole loop on this machine: engines, sandboxes, training, publication

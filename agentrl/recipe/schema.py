@@ -64,7 +64,7 @@ class LaneCaps(Section):
 
 
 class Sandbox(Section):
-    backend: Literal["namespace", "bubblewrap", "docker", "process"] = "namespace"  # how a sandbox is contained
+    backend: Literal["namespace", "bubblewrap", "process"] = "namespace"  # how a sandbox is contained
     root: str = "/"  # lower layer of the sandboxes' file system; `/` with private folders masked
     lanes: LaneCaps = LaneCaps()
     serving_cpus: str = ""  # CPU list kept for engines, e.g. "0-3"; empty: none kept
@@ -138,7 +138,6 @@ class Train(Section):
     threads: Positive = 1  # CPU threads of the trainer
     checkpoint_every: Positive = 1  # steps
     keep_checkpoints: Positive = 2  # the newest
-    start_timeout_s: Seconds = 120.0  # from start to the first claim
     step_timeout_s: Seconds = 600.0  # the lease on a claimed batch; the trainer renews it while it works
     restarts: Natural = 3  # of the trainer; then the run ends
     embedded: bool = True  # `run` starts the trainer itself; false: wait for `agentrl train --attach`

@@ -160,7 +160,7 @@ class Telemetry(Listener):
         ages = Counter(batch.version - min(s.version for s in t.spans) for t in batch.trajectories if t.spans)
         count = len(batch.trajectories)
         step = {
-            "step": report.version,
+            "step": batch.id + 1,
             "version": report.version,
             "interval_s": cut - self._cut_before,
             "batch_wait_s": waited,
@@ -183,8 +183,8 @@ class Telemetry(Listener):
             "prefix_reuse": _ratio(total.cached - last.cached, total.reusable - last.reusable),
             "length_ratio": self._length_ratio(),
             "logprob_gap": {
-                "mean": report.metrics.get("logprob_gap_mean", 0.0),
-                "max": report.metrics.get("logprob_gap_max", 0.0),
+                "mean": report.metrics.get("logprob_gap_mean"),  # none: no token of this version in the batch
+                "max": report.metrics.get("logprob_gap_max"),
             },
             "metrics": report.metrics,
         }

@@ -172,13 +172,11 @@ async def _sandboxes(recipe: Recipe) -> Finding:
 async def _docker(recipe: Recipe) -> Finding:
     client = shutil.which("docker")
     if client is None:
-        said, code = "no docker client", 1
+        said = "no docker client"
     else:
         code, said = await LocalHost().run([client, "version", "--format", "{{.Server.Version}}"], timeout_s=_QUICK_S)
         said = f"engine {said.strip()}" if code == 0 else f"no daemon ({said.strip().splitlines()[-1][:120]})"
-    if code != 0 and recipe.sandbox.backend == "docker":
-        return fail("docker", said, "install and start it, or choose another sandbox.backend")
-    return ok("docker", said if recipe.sandbox.backend == "docker" else f"not needed; {said}")
+    return ok("docker", f"not needed; {said}")
 
 
 async def _cpus(found: Plan) -> Finding:

@@ -1,8 +1,8 @@
-"""kill -9 at random moments of a real run, and what was lost and leaked. Not a test by itself: test_chaos.py and
-`python -m tests.live.chaos` use it.
+"""kill -9 at random moments of a real run, and what was lost and leaked: `python -m tests.live.chaos`, and test_chaos.py
+with few kills.
 
-Before each kill the journal is copied: every turn in the copy was acknowledged. In the end each of them must stand, token
-for token, in its sibling's finished trajectory or still-open conversation, unless its group was dropped on purpose.
+Before each kill the journal is read: every turn in it was acknowledged. In the end each of them must stand, token for
+token, in its sibling's finished trajectory or still-open conversation, unless its group was dropped on purpose.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import msgspec
 import psutil
 
 from agentrl.journal.faults import unseal
-from agentrl.records import AttemptId, Trajectory, TurnPayload
 from agentrl.recipe.load import load
+from agentrl.records import AttemptId, GroupId, Trajectory, TurnPayload
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -87,7 +87,9 @@ class Run:
         return found
 
 
-def run_with_kills(kinds: list[str], *, seed: int, steps: int, gap_s: tuple[float, float], overrides: list[str]) -> Report:
+def run_with_kills(
+    kinds: list[str], *, seed: int, steps: int, gap_s: tuple[float, float], overrides: list[str]
+) -> Report:
     """Play `kinds` in order, one kill each, then let the run finish."""
     rng, report = random.Random(seed), Report()
     folder = Path(tempfile.mkdtemp(prefix="agentrl-chaos-")) / "run"
@@ -129,14 +131,16 @@ def _turns(path: Path) -> Turns:
     found: Turns = {}
     if not path.exists():
         return found
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as db:
-        with contextlib.suppress(sqlite3.OperationalError):  # killed before its tables were made
-            for attempt, index, blob in db.execute("SELECT attempt, idx, payload FROM turns"):
-                payload = msgspec.msgpack.decode(unseal(path, "turn", blob), type=TurnPayload)
-                group, member, _ = _parse(attempt)
-                found[group, member, index] = tuple(payload.reply)
-            for (blob,) in db.execute("SELECT payload FROM trajectories"):
-                found |= _of_trajectory(msgspec.msgpack.decode(unseal(path, "trajectory", blob), type=Trajectory))
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as db,
+        contextlib.suppress(sqlite3.OperationalError),  # killed before its tables were made
+    ):
+        for attempt, index, blob in db.execute("SELECT attempt, idx, payload FROM turns"):
+            payload = msgspec.msgpack.decode(unseal(path, "turn", blob), type=TurnPayload)
+            group, member, _ = _parse(attempt)
+            found[group, member, index] = tuple(payload.reply)
+        for (blob,) in db.execute("SELECT payload FROM trajectories"):
+            found |= _of_trajectory(msgspec.msgpack.decode(unseal(path, "trajectory", blob), type=Trajectory))
     return found
 
 
@@ -147,7 +151,7 @@ def _of_trajectory(trajectory: Trajectory) -> Turns:
 
 def _parse(attempt: str) -> AttemptId:
     group, member, attempt_number = (int(part[1:]) for part in attempt.split("."))
-    return AttemptId(group, member, attempt_number)  # type: ignore[arg-type]
+    return AttemptId(GroupId(group), member, attempt_number)
 
 
 def _account(report: Report, acknowledged: Turns, folder: Path) -> None:
@@ -188,7 +192,8 @@ def _leaks(folder: Path) -> list[str]:
     found = []
     for process in psutil.process_iter(["cmdline", "pid", "status"]):
         line = " ".join(process.info["cmdline"] or [])
-        if str(folder) in line and process.info["pid"] != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
+        ours = process.info["pid"] == os.getpid() or process.info["status"] == psutil.STATUS_ZOMBIE
+        if str(folder) in line and not ours:
             found.append(f"process {process.info['pid']}: {line[:120]}")
     label = json.loads((folder / "sandbox" / "daemon.json").read_text())["label"]
     for root, folders, _ in os.walk("/sys/fs/cgroup"):

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runtime": (*NOUNS, "ports", "wire", "scheduler", "rollout", "train.batching"),
     "sim": (*NOUNS, "ports", "recipe", "scheduler", "runtime.player"),
     "wiring": (*SEAM, *ADAPTERS, "scheduler", "rollout", "runtime", "sim"),
-    "bench": (*SEAM, "wiring", "sim", "runtime.status"),
+    "bench": (*SEAM, "wiring", "sim", "scheduler", "runtime.loop", "runtime.status"),
     "tui": ("records", "runtime.status"),
     "cli": (*NOUNS, "wiring", "recipe", "bench", "tui", "journal", "runtime.status"),
 }

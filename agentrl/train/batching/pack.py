@@ -6,6 +6,7 @@ document; position ids restart there. A trajectory longer than the row limit get
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from agentrl.records import Trajectory
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +27,7 @@ class Row:
     documents: [D] indices into the packed sequence of trajectories. bounds: [D+1], from 0 to T.
     predict: [N] positions whose next token is trainable, ascending. target: [N] that next token.
     rollout, advantage, version: [N] of the target: the engine's logprob, its trajectory's advantage, its policy.
+    pure: [N] false where the engine went on, after a swap, over a KV cache that other weights had filled.
     """
 
     documents: tuple[int, ...]
@@ -36,6 +39,7 @@ class Row:
     rollout: Floats
     advantage: Floats
     version: Ints
+    pure: Bools
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -97,6 +101,7 @@ def _row(members: tuple[int, ...], trajectories: Sequence[Trajectory], advantage
         rollout=np.concatenate([np.array(t.logprobs, dtype=np.float32) for t in chosen])[trained],
         advantage=np.repeat(np.array([advantage[i] for i in members], dtype=np.float32), lengths)[trained],
         version=np.concatenate([_versions(t) for t in chosen])[trained],
+        pure=np.concatenate([_pure(t) for t in chosen])[trained],
     )
 
 
@@ -105,6 +110,15 @@ def _versions(trajectory: Trajectory) -> Ints:
     for span in trajectory.spans:
         versions[span.start : span.end] = span.version
     return versions
+
+
+def _pure(trajectory: Trajectory) -> Bools:
+    """A span that follows another without an observation between was sampled by the same request."""
+    pure = np.ones(len(trajectory.tokens), dtype=np.bool_)
+    for before, span in itertools.pairwise(trajectory.spans):
+        if before.end == span.start:
+            pure[span.start : span.end] = False
+    return pure
 
 
 def _check(trajectory: Trajectory) -> None:

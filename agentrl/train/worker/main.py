@@ -92,7 +92,8 @@ class Trainer:
             await self._call(int)  # the thread has left the abandoned step; the next claim says where the run stands
             return
         self._lost = 0
-        figures = {k: round(report.metrics[k], 6) for k in ("loss", "grad_norm", "logprob_gap_mean", "reward_mean")}
+        named = ("loss", "grad_norm", "logprob_gap_mean", "reward_mean")
+        figures = {k: round(report.metrics[k], 6) for k in named if k in report.metrics}
         _say(f"version {report.version}: batch {report.batch} in {report.seconds:.2f} s {figures}")
 
     async def _step(self, session: Session, claim: wire.Claim) -> StepReport:

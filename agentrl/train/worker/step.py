@@ -146,18 +146,19 @@ class _Tally:
         self._version = version
         self._low, self._high = train.ratio_low, train.ratio_high
         self._loss = 0.0
-        self._parts: list[Tensor] = []  # each [5, N]: ratio, entropy, gap, same version, kept
+        self._parts: list[Tensor] = []  # each [5, N]: ratio, entropy, gap, comparable, kept
 
     def add(self, row: Row, logp: Tensor, ratio: Tensor, entropy: Tensor, loss: Tensor) -> None:
         self._loss += float(loss)
         gap = (logp.cpu() - torch.from_numpy(row.rollout)).abs()
-        same = torch.from_numpy(row.version == self._version)
+        same = torch.from_numpy((row.version == self._version) & row.pure)
         kept = keep(ratio, self._low, self._high).cpu()
         self._parts.append(torch.stack([ratio.cpu(), entropy.cpu(), gap, same.float(), kept.float()]).double())
 
     def figures(self) -> dict[str, float]:
         """loss; entropy (nats a token); mask_share (tokens outside the band); ratio_mean, _min, _max; logprob gap
-        |trainer - engine|, on tokens of the trainer's own version and on all; trainable tokens of each."""
+        |trainer - engine|, on tokens that were sampled with the trainer's own version over a KV cache of that version
+        (absent where there are none) and on all; trainable tokens of each."""
         ratio, entropy, gap, same, kept = torch.cat(self._parts, dim=1) if self._parts else torch.zeros(5, 0).double()
         own = gap[same > 0]
         return {
@@ -167,12 +168,11 @@ class _Tally:
             "ratio_mean": _mean(ratio),
             "ratio_min": float(ratio.min()) if len(ratio) else 0.0,
             "ratio_max": float(ratio.max()) if len(ratio) else 0.0,
-            "logprob_gap_mean": _mean(own),
-            "logprob_gap_max": float(own.max()) if len(own) else 0.0,
             "logprob_gap_all_mean": _mean(gap),
             "logprob_gap_all_max": float(gap.max()) if len(gap) else 0.0,
             "trainable_tokens": float(len(ratio)),
             "same_version_tokens": float(len(own)),
+            **({"logprob_gap_mean": _mean(own), "logprob_gap_max": float(own.max())} if len(own) else {}),
         }
 
 
