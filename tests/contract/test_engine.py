@@ -224,6 +224,9 @@ def test_siblings_share_their_prompt_and_ranks_share_nothing(served: Served) -> 
 
 
 def test_siblings_that_come_together_prefill_once(served: Served) -> None:
+    if served.info.kind == "sglang":
+        pytest.skip("SGLang caches a prompt once it is computed: those that come before that compute it too")
+
     async def check() -> None:
         async with client(served) as engine:
             prompt = prompt_of(400, seed=91)
