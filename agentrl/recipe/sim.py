@@ -29,6 +29,7 @@ class Fleet(Section):
     mtp: Natural = 3  # tokens drafted per step; 0: none
     offload: bool = False  # a host tier for cached KV, whose entries are never read again
     derate: Factor = 1.0  # on every step: what kernels lose against the roofline; to be fitted, 1.0: nothing fitted
+    flops_share: Annotated[float, Meta(gt=0, le=1)] = 0.45  # of the peak that kernels reach; assumed, may be fitted
     lanes: Literal["isolated", "pooled"] = "isolated"  # CPU sets by lane, or one pool shared with the engines
     package_cap: Positive = 16  # package-heavy operations at once, on one host
     greed: Factor = 1.0  # pooled: threads that parallel tools start for each CPU they can use; to be fitted

@@ -26,7 +26,7 @@ def serving_of(recipe: SimRecipe) -> Serving:
         offload=fleet.offload,
         slots=fleet.slots,
         gpus=fleet.gpus_per_host,
-        efficiency=Efficiency(derate=fleet.derate),
+        efficiency=Efficiency(derate=fleet.derate, flops=fleet.flops_share),
     )
 
 
