@@ -1,5 +1,5 @@
-"""kill -9 at random moments of a real run, and what was lost and leaked: `python -m tests.live.chaos`, and test_chaos.py
-with few kills.
+"""kill -9 at random moments of a real run, and what was lost and leaked: `python -m tests.live.chaos`; with few kills,
+test_chaos.py.
 
 Before each kill the journal is read: every turn in it was acknowledged. In the end each of them must stand, token for
 token, in its sibling's finished trajectory or still-open conversation, unless its group was dropped on purpose.
