@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 from agentrl.errors import EngineLost, UserError
 from agentrl.records import RankLoad, Version
-from agentrl.sim.fleet.rank import At, Rank, Sequence, SimReply
+from agentrl.sim.fleet.rank import At, Rank, Sequence, SimReply, edge_of
 from agentrl.sim.fleet.roofline import Costs
 
 _NEVER = math.inf
@@ -231,8 +231,10 @@ class EngineModel:
         self._advance()
         now = self._loop.time()
         if not self._pauses:
+            edge = edge_of(self._step)
             for rank in self.ranks:
-                rank.settle(self._step, now, self.version, admitting=not self._draining)
+                if rank.stirred or rank.next <= edge:
+                    rank.settle(self._step, now, self.version, admitting=not self._draining)
         if self._idle and not any(rank.busy for rank in self.ranks):
             for waiter in self._idle:
                 if not waiter.done():

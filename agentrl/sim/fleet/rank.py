@@ -23,6 +23,11 @@ _NEVER = math.inf
 _EPS = 1e-9  # steps are never told apart more finely than this, relatively
 
 
+def edge_of(step: float) -> float:
+    """What is due by then is due at `step`."""
+    return step + _EPS * max(1.0, step)
+
+
 class At(Enum):
     WAITING = 1
     PREFILL = 2
@@ -139,7 +144,7 @@ class Rank:
 
     def settle(self, step: float, now: float, version: Version, *, admitting: bool) -> None:
         """Let all happen that is due at `step`, admit whom there is room for, and find the next event."""
-        edge = step + _EPS * max(1.0, step)
+        edge = edge_of(step)
         while self.stirred or self.next <= edge:
             self.stirred = False
             while self._ends and self._ends[0][0] <= edge:

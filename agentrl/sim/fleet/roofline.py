@@ -115,6 +115,7 @@ class Roofline:
         self._pair_flops = per_pair / attention_split  # one query against one selected token
         indexers = model.layers / model.index_every
         self._index_flops = 2.0 * model.index_heads * model.index_dim * indexers  # against one token of the context
+        self._topk = float(model.index_topk)
         self._index_bytes = INDEX_BYTES_PER_KEY * indexers
         self._latent_bytes = model.latent * _BYTES[serving.kv_dtype] * model.layers
         self.kv_bytes = self._latent_bytes + self._index_bytes
@@ -139,7 +140,7 @@ class Roofline:
         """Attention of one rank, and how much longer it takes one step later."""
         if not work.running and not work.chunk:
             return 0.0, 0.0
-        topk, queries = self.model.index_topk, self.queries
+        topk, queries = self._topk, self.queries
         read, flops, growth = self._attention_bytes, 0.0, 0.0
         if work.running:
             mean = work.context / work.running
