@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import statistics
 import subprocess
@@ -173,22 +174,43 @@ def test_siblings_resemble_one_another() -> None:
     assert between > 2 * within / 8  # eight strangers' means would vary by within / 8
 
 
-def test_a_plan_depends_on_nothing_but_its_seed() -> None:
-    code = "from agentrl.sim.fleet.workload import *; print(Workload(SWE_BENCH, 7).plan('task', 3))"
-    seen = {
+def outputs(code: str) -> set[str]:
+    """What fresh processes with different hash seeds print."""
+    return {
         subprocess.run(
             [sys.executable, "-c", code],
             check=True,
             timeout=60,
             capture_output=True,
             text=True,
+            cwd=RECIPES[0].parents[2],
             env=os.environ | {"PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     }
+
+
+def test_a_plan_depends_on_nothing_but_its_seed() -> None:
     workload = Workload(SWE_BENCH, 7)
     workload.plan("another", 0)
-    assert seen == {f"{workload.plan('task', 3)}\n"}
+    code = "from agentrl.sim.fleet.workload import *; print(Workload(SWE_BENCH, 7).plan('task', 3))"
+    assert outputs(code) == {f"{workload.plan('task', 3)}\n"}
+
+
+def history() -> str:
+    """Every turn of a small fleet, with its times, and when it ended."""
+
+    async def main() -> str:
+        stage = Stage(Workload(TERMINAL_BENCH, 0))
+        places = [MovablePlacement(Place(f"e{m % 2}", m % 8)) for m in range(24)]
+        await asyncio.gather(*(stage.play(place, member=m) for m, place in enumerate(places)))
+        return hashlib.sha256(repr((stage.turns, asyncio.get_running_loop().time())).encode()).hexdigest()
+
+    return run(main())
+
+
+def test_a_fleet_has_one_history() -> None:
+    assert outputs("from tests.sim.test_fleet_player import history; print(history())") == {f"{history()}\n"}
 
 
 def test_a_trace_replays_what_was_recorded(tmp_path: Path) -> None:
