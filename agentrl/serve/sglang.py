@@ -62,6 +62,8 @@ class SGLangEngine:
         self._quiet.set()
         self._lost_tokens = 0  # partial tokens of the calls that the running swap aborted
         self._embedded = False
+        self._paused = False
+        self._unwanted: list[str] = []  # rids aborted while it was paused
         self._in_flight = 0
         self._holds = ""  # the folder of its weights
         self._vocab: int | None = None
@@ -161,7 +163,12 @@ class SGLangEngine:
         return self._version
 
     async def abort(self, rid: str, *, deadline_s: float) -> None:
-        await self._ok("POST", "/abort_request", {"rid": rid}, deadline_s)
+        """While paused it is kept for later: SGLang's HTTP process holds requests that its scheduler does not know yet,
+        forgets to tell it of the abort, and takes no second one for the same rid."""
+        if self._paused:
+            self._unwanted.append(rid)
+        else:
+            await self._ok("POST", "/abort_request", {"rid": rid}, deadline_s)
 
     async def _abort_quietly(self, rid: str) -> None:
         """Best effort: an engine that cannot be reached has lost the request, and one that is closed drops it."""
@@ -176,10 +183,14 @@ class SGLangEngine:
         await self._pause("in_place", deadline_s)
 
     async def _pause(self, mode: str, deadline_s: float) -> None:
+        self._paused = True
         await self._ok("POST", "/pause_generation", {"mode": mode}, min(deadline_s, self._admin_timeout_s))
 
     async def resume(self, *, deadline_s: float) -> None:
         await self._ok("POST", "/continue_generation", {}, min(deadline_s, self._admin_timeout_s))
+        self._paused = False
+        unwanted, self._unwanted = self._unwanted, []
+        await asyncio.gather(*(self._abort_quietly(rid) for rid in unwanted))
 
     async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
         started = time.monotonic()
