@@ -96,7 +96,7 @@ class FleetEngine:
                 async with asyncio.timeout(grace_s):
                     await self.model.drain()
             except TimeoutError:
-                self.model.abort_all()
+                lost = self.model.abort_all()
         try:
             await self.model.swap(version)
         finally:
