@@ -10,7 +10,8 @@ import pytest
 from agentrl.scheduler import events as news
 from agentrl.scheduler.commands import encode
 from agentrl.scheduler.core import Core
-from tests.laws.world import World, policy_of
+from agentrl.wiring.sim import draw_policy
+from tests.laws.world import World
 
 
 @pytest.mark.parametrize("start", range(0, 200, 20))
@@ -26,7 +27,7 @@ def test_no_law_breaks_and_every_run_ends(start: int) -> None:
 
 def test_a_kind_world_finishes_every_step_and_drops_only_at_the_end() -> None:
     for seed in range(20):
-        policy = msgspec.structs.replace(policy_of(random.Random(seed)), attempt_timeout_s=1e6)
+        policy = msgspec.structs.replace(draw_policy(random.Random(seed)), attempt_timeout_s=1e6)
         core = World(seed, trouble=0.0, policy=policy).run()
         assert core.finished is not None
         assert core.finished.outcome == "done", f"seed {seed}: {core.finished}"

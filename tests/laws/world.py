@@ -17,32 +17,7 @@ from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.laws import Laws
 from agentrl.scheduler.policy import Policy
-
-
-def policy_of(rng: random.Random) -> Policy:
-    groups, siblings, steps_a_round = rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 3)
-    mode = rng.choice(["async", "async", "sync", "pipelined"])
-    least = groups * steps_a_round if mode != "async" else 0
-    return Policy(
-        steps=rng.randint(3, 8),
-        groups=groups,
-        siblings=siblings,
-        spare=rng.choice([0, 0, 1]),
-        window_groups=max(least, groups * rng.randint(1, 4) + rng.randint(0, 2)),
-        window_attempts=rng.randint(1, 3 * groups * siblings),
-        bound=rng.randint(0, 4) + (steps_a_round if mode != "async" else 0),
-        mode=mode,
-        round_groups=least,
-        retries=rng.randint(1, 4),
-        attempt_timeout_s=rng.choice([20.0, 60.0, 200.0]),
-        stall_s=2000.0,
-        order=rng.choice(["rolling", "all"]),
-        max_unavailable=rng.randint(1, 2),
-        in_flight=rng.choice(["continue", "finish", "restart"]),
-        finish_timeout_s=rng.choice([5.0, 50.0]),
-        when_stale=rng.choice(["drop", "wait", "mask"]),
-        admission=rng.choice(["fifo", "frontier", "shortest-group", "longest-first", "expiry"]),
-    )
+from agentrl.wiring.sim import draw_policy
 
 
 class World:
@@ -52,7 +27,7 @@ class World:
         self, seed: int, *, trouble: float = 1.0, policy: Policy | None = None, core: type[Core] = Core
     ) -> None:
         self.rng = random.Random(seed)
-        self.policy = policy or policy_of(self.rng)
+        self.policy = policy or draw_policy(self.rng)
         self.core = core(self.policy)
         self.laws = Laws()
         self.trouble = trouble
