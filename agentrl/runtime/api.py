@@ -26,6 +26,7 @@ from agentrl.errors import AgentRLError
 from agentrl.records import Version
 from agentrl.runtime.desk import LeaseGone, RunOver, TrainerDesk, WrongVersion
 from agentrl.runtime.loop import Driver, Service
+from agentrl.runtime.recent import Recent
 from agentrl.runtime.status import picture
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -78,6 +79,12 @@ class Face:
         self._token = token
         self._bound = bound
         self.stream = Stream()
+        self._recent = Recent()
+
+    def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command]) -> None:
+        """What the driver did, after it did it."""
+        self._recent.heard(now, event, commands, self._driver.core)
+        self.stream.publish(now, event, commands)
 
     def service(self, port: int) -> Service:
         async def serve(_: Callable[[news.Event], None]) -> None:
@@ -127,7 +134,9 @@ class Face:
             return _problem(400, str(exc))
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _json(picture(self._driver.core, self._driver.world.clock()))
+        world = self._driver.world
+        boxes = [keeper.said for keeper in world.host_keepers.values() if keeper.said is not None]
+        return _json(picture(self._driver.core, world.clock(), self._recent, boxes))
 
     async def _versions(self, request: web.Request) -> web.Response:
         core = self._driver.core

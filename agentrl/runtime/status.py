@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from agentrl.records import GroupId, Record, TaskId, Version
+from collections.abc import Sequence
+
+import msgspec
+
+from agentrl.records import GroupId, Record, SandboxHostStatus, TaskId, Version
+from agentrl.runtime.recent import DownStatus, Recent, StepStatus
 from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
-from agentrl.scheduler.groups import Group, Phase
+from agentrl.scheduler.groups import Group, Member, Phase
+
+__all__ = ["DownStatus", "EngineStatus", "GroupStatus", "MemberStatus", "Status", "StepStatus", "picture"]
 
 
 class EngineStatus(Record):
@@ -19,6 +26,25 @@ class EngineStatus(Record):
     slots: int
     kv_used_tokens: int
     kv_total_tokens: int
+    tokens_per_s: float = 0.0  # sampled, of attempts that ended lately
+    prefix_reuse: float | None = None  # of the same; None where none could be reused
+
+
+class MemberStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One sibling. An array on the wire: there may be thousands."""
+
+    index: int
+    phase: str  # waiting | running | done | lost | spared
+    tries: int
+    place: str = ""  # engine/rank, of its last try
+    host: str = ""
+    for_s: float = 0.0  # how long the running try has run
+    oldest: Version | None = None
+    tokens: int = 0  # of the transcript; known when it is done
+    turns: int = 0
+    reward: float | None = None
+    engine_s: float = 0.0  # of its life, in the engine
+    tool_s: float = 0.0  # and in the sandbox, waiting for a lane included
 
 
 class GroupStatus(Record):
@@ -31,6 +57,7 @@ class GroupStatus(Record):
     oldest: Version | None
     ready: bool
     slowest: str = ""  # the running attempt that began first
+    members: tuple[MemberStatus, ...] = ()
 
 
 class Status(Record):
@@ -61,10 +88,28 @@ class Status(Record):
     groups: tuple[GroupStatus, ...]
     hosts: dict[str, int]  # sandboxes in use by host
     blockers: str  # who keeps the next batch from the trainer
+    mode: str = "async"
+    when_stale: str = "drop"
+    stall_s: float = 0.0  # quiet for so long, the run ends
+    quiet_s: float = 0.0  # since anything moved
+    attempt_timeout_s: float = 0.0
+    failing: int = 0  # attempts that failed in a row
+    last_fault: str = ""
+    outcome: str = ""  # empty while the run goes on
+    trainer_for_s: float = 0.0  # how long the trainer has been what it is
+    waited_s: float = 0.0  # that the trainer waited since the first batch, as far as this process has seen
+    watched_s: float = 0.0  # since the first batch
+    length_ratio: float | None = None  # mean tokens of trained over those of completed trajectories
+    recent: tuple[StepStatus, ...] = ()  # the last steps, oldest first
+    down: tuple[DownStatus, ...] = ()  # engines and sandbox hosts that went and have not come back
+    sandboxes: tuple[SandboxHostStatus, ...] = ()  # what each sandbox host last said of its lanes
 
 
-def picture(core: Core, now: float) -> Status:
-    policy, ledger = core.policy, core.ledger
+def picture(
+    core: Core, now: float, recent: Recent | None = None, sandboxes: Sequence[SandboxHostStatus] = ()
+) -> Status:
+    """recent: what only time shows; without it those fields are empty."""
+    policy, ledger, seen = core.policy, core.ledger, recent or Recent()
     engines = core.router.engines
     return Status(
         now_s=now,
@@ -88,14 +133,29 @@ def picture(core: Core, now: float) -> Status:
         retried=ledger.retried,
         restarted=ledger.restarted,
         late=ledger.late,
-        engines=tuple(_engine(core, name) for name in sorted(engines)),
+        engines=tuple(_engine(core, name, seen, now) for name in sorted(engines)),
         groups=tuple(_group(group, policy.siblings, now) for group in core.table.groups.values()),
         hosts={host: core.host_load[host] for host in core.hosts},
         blockers=core.blockers(now),
+        mode=policy.mode,
+        when_stale=policy.when_stale,
+        stall_s=policy.stall_s,
+        quiet_s=max(0.0, now - core.moved_at),
+        attempt_timeout_s=policy.attempt_timeout_s,
+        failing=core.broken,
+        last_fault=core.last_fault,
+        outcome=core.finished.outcome if core.finished is not None else "",
+        trainer_for_s=seen.trainer_for(now),
+        waited_s=seen.waited(now),
+        watched_s=seen.watched(now),
+        length_ratio=seen.length_ratio,
+        recent=tuple(seen.steps),
+        down=tuple(seen.down.values()),
+        sandboxes=tuple(sandboxes),
     )
 
 
-def _engine(core: Core, name: str) -> EngineStatus:
+def _engine(core: Core, name: str, seen: Recent, now: float) -> EngineStatus:
     engine = core.router.engines[name]
     loads = [rank.load for rank in engine.ranks if rank.load is not None]
     phase = "serving" if engine.admitted else "catching up"
@@ -103,6 +163,7 @@ def _engine(core: Core, name: str) -> EngineStatus:
         phase = f"swapping to v{engine.swapping}"
     elif engine.staging is not None:
         phase = f"staging v{engine.staging}"
+    tokens_per_s, reuse = seen.throughput(name, now)
     return EngineStatus(
         name=name,
         version=engine.version,
@@ -114,6 +175,8 @@ def _engine(core: Core, name: str) -> EngineStatus:
         slots=sum(rank.slots for rank in engine.ranks),
         kv_used_tokens=sum(load.kv_used_tokens for load in loads),
         kv_total_tokens=sum(rank.kv_tokens for rank in engine.ranks),
+        tokens_per_s=tokens_per_s,
+        prefix_reuse=reuse,
     )
 
 
@@ -132,4 +195,23 @@ def _group(group: Group, siblings: int, now: float) -> GroupStatus:
         slowest=""
         if slowest is None
         else f"g{group.id}.m{slowest.index}.t{slowest.tries - 1} on {slowest.place} for {now - slowest.started:.0f} s",
+        members=tuple(_member(member, now) for member in group.members),
+    )
+
+
+def _member(member: Member, now: float) -> MemberStatus:
+    facts = member.facts
+    return MemberStatus(
+        index=member.index,
+        phase=member.phase.value,
+        tries=member.tries,
+        place=str(member.place or ""),
+        host=member.host,
+        for_s=round(now - member.started, 3) if member.phase is Phase.RUNNING else 0.0,
+        oldest=member.oldest,
+        tokens=facts.tokens if facts else 0,
+        turns=facts.turns if facts else 0,
+        reward=facts.reward if facts else None,
+        engine_s=facts.engine_s if facts else 0.0,
+        tool_s=facts.tool_s if facts else 0.0,
     )

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from agentrl import ports
 from agentrl.errors import AgentRLError, UnavailableError
-from agentrl.records import EngineInfo, RankLoad
+from agentrl.records import EngineInfo, RankLoad, SandboxHostStatus
 from agentrl.scheduler import events as news
 
 log = logging.getLogger("agentrl.supervisor")
@@ -193,7 +193,7 @@ class EngineKeeper(Keeper[RunningEngine]):
 
 
 class HostKeeper(Keeper[RunningHost]):
-    """One sandbox daemon."""
+    """One sandbox daemon. `said` is what it last answered; None while it is down."""
 
     def __init__(
         self,
@@ -206,6 +206,7 @@ class HostKeeper(Keeper[RunningHost]):
     ) -> None:
         super().__init__(name, start, post, restarts=restarts)
         self._registry = registry
+        self.said: SandboxHostStatus | None = None
 
     def _came_up(self, running: RunningHost) -> None:
         self._registry[self.name] = running.host
@@ -213,10 +214,13 @@ class HostKeeper(Keeper[RunningHost]):
 
     def _went_down(self, reason: str) -> None:
         self._registry.pop(self.name, None)
+        self.said = None
         self._post(news.SandboxHostDown(host=self.name, reason=reason))
 
     async def _ask(self, running: RunningHost) -> None:
-        await running.host.status(deadline_s=_PROBE_DEADLINE_S)
+        said = await running.host.status(deadline_s=_PROBE_DEADLINE_S)
+        if running is self._running:
+            self.said = said
 
 
 async def keep_trainer(start: Callable[[], Awaitable[Running]], *, restarts: int) -> None:

@@ -322,7 +322,7 @@ class _Parts:
             url.set_result(address)
 
         face = Face(driver, desk, self.ready.token_file.read_text().strip(), bound)
-        telemetry.stream = face.stream.publish
+        telemetry.stream = face.heard
 
         async def train(post: Callable[[news.Event], None]) -> None:
             address = await url

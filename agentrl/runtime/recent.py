@@ -1,0 +1,160 @@
+"""What only time shows: how long the trainer waited, the last steps, throughput, who went down. Fed every event.
+
+The core needs none of it to decide. A live run's face feeds one, and a replay feeds another from the journal: both
+draw the same pictures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from agentrl.records import GroupId, Record, TrajectoryFacts
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
+
+_STEPS = 120
+_WINDOW_S = 60.0  # of throughput
+
+
+class StepStatus(Record):
+    """One batch that was cut. ages: groups by age. train_s is 0 while its step runs."""
+
+    batch: int
+    at_s: float
+    interval_s: float  # since the cut before
+    waited_s: float  # that the trainer had asked before it was cut
+    train_s: float = 0.0
+    ages: tuple[tuple[int, int], ...] = ()  # (age in versions, groups), ascending
+
+
+class DownStatus(Record):
+    name: str
+    kind: str  # engine | sandbox host
+    at_s: float
+    reason: str
+
+
+class Recent:
+    """Single-threaded. `heard` after the core has handled the event."""
+
+    def __init__(self) -> None:
+        self.steps: deque[StepStatus] = deque(maxlen=_STEPS)
+        self.down: dict[str, DownStatus] = {}
+        self._trainer, self._since = "absent", 0.0
+        self._first_cut: float | None = None
+        self._last_cut = 0.0
+        self._waited = 0.0
+        self._late = 0
+        self._flow: dict[str, deque[tuple[float, TrajectoryFacts]]] = {}
+        self._tokens: dict[GroupId, list[int]] = {}  # transcript lengths of open groups
+        self._completed: Counter[str] = Counter()
+        self._trained: Counter[str] = Counter()
+
+    def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
+        match event:
+            case news.AttemptEnded() if core.ledger.late == self._late:
+                self._ended(now, event.facts, core)
+            case news.StepFinished() if self.steps and self.steps[-1].batch == event.batch:
+                last = self.steps[-1]
+                self.steps[-1] = StepStatus(
+                    batch=last.batch,
+                    at_s=last.at_s,
+                    interval_s=last.interval_s,
+                    waited_s=last.waited_s,
+                    train_s=event.seconds,
+                    ages=last.ages,
+                )
+            case news.EngineDown():
+                self._fell(event.engine, "engine", now, event.reason)
+            case news.SandboxHostDown():
+                self._fell(event.host, "sandbox host", now, event.reason)
+            case news.EngineUp():
+                self.down.pop(event.engine, None)
+            case news.SandboxHostUp():
+                self.down.pop(event.host, None)
+            case news.Resumed():
+                self.down.clear()
+            case _:
+                pass
+        self._late = core.ledger.late
+        self._follow(now, commands, core)
+
+    def _fell(self, name: str, kind: str, now: float, reason: str) -> None:
+        self.down[name] = DownStatus(name=name, kind=kind, at_s=now, reason=reason)
+
+    def _ended(self, now: float, facts: TrajectoryFacts, core: Core) -> None:
+        group = core.table.groups.get(facts.attempt.group)
+        place = group.members[facts.attempt.member].place if group is not None else None
+        if place is not None:
+            flow = self._flow.setdefault(place.engine, deque())
+            flow.append((now, facts))
+            while flow[0][0] < now - _WINDOW_S:
+                flow.popleft()
+        self._tokens.setdefault(facts.attempt.group, []).append(facts.tokens)
+        self._completed.update(count=1, tokens=facts.tokens)
+
+    def _follow(self, now: float, commands: Sequence[orders.Command], core: Core) -> None:
+        for order in commands:
+            match order:
+                case orders.TrainOn():
+                    self._cut(now, order)
+                case orders.DropGroup():
+                    self._tokens.pop(order.group, None)
+                case _:
+                    pass
+        if core.trainer != self._trainer:
+            self._trainer, self._since = core.trainer, now
+
+    def _cut(self, now: float, order: orders.TrainOn) -> None:
+        if self.steps and self.steps[-1].batch == order.batch:
+            return  # the same batch, given again
+        waited = now - self._since if self._trainer == "ready" else 0.0
+        if self._first_cut is None:
+            self._first_cut = now
+        else:
+            self._waited += waited
+        ages = Counter(order.version - proof.oldest for proof in order.proofs)
+        self.steps.append(
+            StepStatus(
+                batch=order.batch,
+                at_s=now,
+                interval_s=now - self._last_cut,
+                waited_s=waited,
+                ages=tuple(sorted(ages.items())),
+            )
+        )
+        self._last_cut = now
+        for proof in order.proofs:
+            lengths = self._tokens.pop(proof.group, [])
+            self._trained.update(count=len(lengths), tokens=sum(lengths))
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def trainer_for(self, now: float) -> float:
+        return max(0.0, now - self._since)
+
+    def waited(self, now: float) -> float:
+        """Since the first batch was cut, the wait that goes on included."""
+        going_on = now - self._since if self._trainer == "ready" and self._first_cut is not None else 0.0
+        return self._waited + max(0.0, going_on)
+
+    def watched(self, now: float) -> float:
+        return 0.0 if self._first_cut is None else max(0.0, now - self._first_cut)
+
+    @property
+    def length_ratio(self) -> float | None:
+        """None before anything was trained."""
+        if not self._trained["count"] or not self._completed["tokens"]:
+            return None
+        completed = self._completed["tokens"] / self._completed["count"]
+        return self._trained["tokens"] / self._trained["count"] / completed
+
+    def throughput(self, engine: str, now: float) -> tuple[float, float | None]:
+        """(sampled tokens per second, prefix reuse) of the attempts that ended there in the last minute."""
+        seen = [facts for at, facts in self._flow.get(engine, ()) if at >= now - _WINDOW_S]
+        reusable = sum(facts.reusable_tokens for facts in seen)
+        cached = sum(min(facts.cached_tokens, facts.reusable_tokens) for facts in seen)
+        span = min(_WINDOW_S, max(now, 1.0))
+        return sum(facts.generated for facts in seen) / span, cached / reusable if reusable else None
