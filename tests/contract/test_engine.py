@@ -34,7 +34,7 @@ from tests.engines import (
 
 pytestmark = pytest.mark.live
 
-EXACT = 1e-5  # float32 against a plain forward pass
+EXACT = 3e-5  # float32 against a plain forward pass, hundreds of tokens
 SLACK = 8  # tokens of a known prefix that a block-wise cache may compute again
 
 
