@@ -202,7 +202,8 @@ def serve_embedded(folder: Path, first: Path, second: Path) -> Iterator[Served]:
 def sglang_engines(**changes: Any) -> Engines:
     """The recipe's section that runs SGLang on this machine, with the interpreter that the environment names."""
     section = load(SGLANG_RECIPE).engines
-    return msgspec.structs.replace(section, python=os.environ[SGLANG_PYTHON], **changes)
+    sizes = {"slots": 8, "kv_tokens": 16_384}
+    return msgspec.structs.replace(section, python=os.environ[SGLANG_PYTHON], **sizes | changes)
 
 
 @contextmanager
