@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import agentrl
-from agentrl.cli import bench, common, doctor, plan, publish, replay, run, sandbox, serve, train
+from agentrl.cli import bench, common, doctor, plan, publish, replay, run, sandbox, serve, top, train
 
 app = typer.Typer(
     name="agentrl",
@@ -30,6 +30,7 @@ app.add_typer(serve.app, name="serve")
 app.add_typer(sandbox.app, name="sandbox")
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
 app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 

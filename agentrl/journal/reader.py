@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +33,7 @@ class JournalReader:
         with self._connected() as db:
             return dict(db.execute("SELECT key, value FROM meta"))
 
-    def events(self) -> Iterator[tuple[float, bytes, bytes]]:
+    def events(self) -> Generator[tuple[float, bytes, bytes], None, None]:
         """(now, event as recorded, digest of the commands it led to), in order."""
         with self._connected() as db:
             for seq, now, blob, commands in db.execute("SELECT seq, now, payload, commands FROM events ORDER BY seq"):

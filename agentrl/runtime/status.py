@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.groups import Group, Member, Phase
 
-__all__ = ["DownStatus", "EngineStatus", "GroupStatus", "MemberStatus", "Status", "StepStatus", "picture"]
+__all__ = ["DownStatus", "EngineStatus", "Frame", "GroupStatus", "MemberStatus", "Status", "StepStatus", "picture"]
 
 
 class EngineStatus(Record):
@@ -103,6 +104,15 @@ class Status(Record):
     recent: tuple[StepStatus, ...] = ()  # the last steps, oldest first
     down: tuple[DownStatus, ...] = ()  # engines and sandbox hosts that went and have not come back
     sandboxes: tuple[SandboxHostStatus, ...] = ()  # what each sandbox host last said of its lanes
+
+
+class Frame(Record):
+    """news: what happened since the frame before, {"now", "event", "commands"} each, oldest first. note: what is to be
+    said of the connection or the recording, e.g. that the run is over."""
+
+    status: Status
+    news: tuple[dict[str, Any], ...] = ()
+    note: str = ""
 
 
 def picture(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -104,7 +104,15 @@ class FaceClient:
         said = await self._get("/v1/versions")
         return Versions(version=Version(said["version"]), engines={k: Version(v) for k, v in said["engines"].items()})
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
+    async def pause(self, on: bool) -> None:
+        """No new attempts and batches until it is off again."""
+        await self._ask("POST", "/v1/pause", {"on": on})
+
+    async def drain(self) -> None:
+        """An end soon that leaves a resumable run."""
+        await self._ask("POST", "/v1/drain")
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """{"now", "event", "commands"} as they happen, until the run is over. The first item is empty: the stream is
         open, so that who asks something now misses nothing that happens afterwards."""
         try:
@@ -118,9 +126,12 @@ class FaceClient:
             raise self._gone(exc) from exc
 
     async def _get(self, path: str) -> Any:
+        return await self._ask("GET", path)
+
+    async def _ask(self, method: str, path: str, value: Any = None) -> Any:
         try:
             timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-            async with self._opened().get(path, timeout=timeout) as answer:
+            async with self._opened().request(method, path, json=value, timeout=timeout) as answer:
                 body = await answer.read()
         except TimeoutError as exc:
             raise DeadlineError(f"{self._run.url}{path}: no answer within {_ANSWER_S:g} s") from exc

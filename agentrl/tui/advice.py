@@ -1,0 +1,256 @@
+"""What to do about it: pictures of a run in, advice out. Pure.
+
+Alarms first (who blocks the batch, and for how long); hints on tuning only while no alarm is on. Each says what it saw,
+with the figure, and what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+
+from agentrl.records import LaneStatus, Record
+from agentrl.runtime.status import EngineStatus, GroupStatus, MemberStatus, Status
+
+_STEPS = 5  # cut batches before tuning is spoken of
+_LOOK_BACK = 20  # steps that a hint is drawn from
+_PATIENCE_S = 10.0  # below this nothing is an alarm, whatever the usual pace
+_SLOW = 3.0  # so many times the usual duration is no longer usual
+_IDLE, _BUSY = 0.15, 0.03  # share of the trainer's time spent waiting: above is worth a change, below is none
+_LANE_WAIT_S = 1.0
+_KV = 0.9
+_SHORT = 0.9
+_STALE = 0.05
+
+
+class Advice(Record):
+    """alarm: something blocks now; else a hint. key: the recipe's, empty where no key helps."""
+
+    name: str
+    alarm: bool
+    saw: str
+    change: str
+    key: str = ""
+
+
+def advise(history: Sequence[Status]) -> list[Advice]:
+    """history: pictures of one run, oldest first, the newest last; earlier ones may lack their groups. The most
+    telling advice first."""
+    if not history or history[-1].outcome:
+        return []
+    found = list(_alarms(history))
+    return found or list(_hints(history[-1]))
+
+
+# --- alarms -----------------------------------------------------------------------------------------------------------
+
+
+def _alarms(history: Sequence[Status]) -> Iterator[Advice]:
+    status = history[-1]
+    yield from _halted(status)
+    yield from _fallen(status)
+    yield from _failing(status)
+    yield from _trainer(status)
+    yield from _stuck_engines(history)
+    yield from _straggler(status)
+    yield from _quiet(status)
+
+
+def _alarm(name: str, saw: str, change: str, key: str = "") -> Advice:
+    return Advice(name=name, alarm=True, saw=saw, change=change, key=key)
+
+
+def _halted(status: Status) -> Iterator[Advice]:
+    if status.draining:
+        yield _alarm("draining", "the run drains and will end", "the same `agentrl run` with its folder goes on")
+    elif status.paused:
+        yield _alarm("paused", "the run is paused: nothing new starts, no batch is cut", "press p to go on")
+
+
+def _fallen(status: Status) -> Iterator[Advice]:
+    for gone in status.down:
+        saw = f"{gone.kind} {gone.name} is down for {status.now_s - gone.at_s:.0f} s: {gone.reason}"
+        if gone.kind == "engine":
+            yield _alarm("engine-down", saw, f"it is started again; see logs/{gone.name}.log", "engines.restarts")
+        else:
+            yield _alarm("host-down", saw, "its attempts go on elsewhere; see its daemon's log", "sandbox.restarts")
+
+
+def _failing(status: Status) -> Iterator[Advice]:
+    if status.failing >= 3:
+        saw = f"{status.failing} attempts failed in a row, the last one {status.last_fault}"
+        yield _alarm("failing", saw, "see the host and the engine that it names", "schedule.retries")
+
+
+def _trainer(status: Status) -> Iterator[Advice]:
+    steps = [s.train_s for s in status.recent if s.train_s > 0]
+    usual, waited = median(steps) if steps else 0.0, status.trainer_for_s
+    if status.trainer == "stepping" and steps and waited > max(2 * _PATIENCE_S, _SLOW * usual):
+        saw = f"the trainer is at its step for {waited:.0f} s; usually it takes {usual:.1f} s"
+        yield _alarm("trainer-slow", saw, "see logs/trainer.log; its lease runs out by itself", "train.step_timeout_s")
+    elif status.trainer == "absent" and status.bank >= status.batch_groups and waited > _PATIENCE_S:
+        saw = f"a batch is ready and no trainer has asked for {waited:.0f} s"
+        yield _alarm("trainer-absent", saw, "see logs/trainer.log, or attach one: agentrl train RECIPE --attach RUN")
+
+
+def _stuck_engines(history: Sequence[Status]) -> Iterator[Advice]:
+    for engine in history[-1].engines:
+        if engine.phase == "serving" and engine.version >= history[-1].version:
+            continue
+        if (since := _in_phase_for(history, engine)) > 6 * _PATIENCE_S and engine.phase != "serving":
+            saw = f"engine {engine.name} (v{engine.version}) has been {engine.phase} for {since:.0f} s"
+            yield _alarm("engine-stuck", saw, f"see logs/{engine.name}.log", "engines.admin_timeout_s")
+
+
+def _in_phase_for(history: Sequence[Status], engine: EngineStatus) -> float:
+    """How long `engine` has been in the phase that it is in now, as far as the pictures go back."""
+    since = history[-1].now_s
+    for earlier in reversed(history):
+        then = {e.name: e.phase for e in earlier.engines}
+        if then.get(engine.name) != engine.phase:
+            break
+        since = earlier.now_s
+    return history[-1].now_s - since
+
+
+def _straggler(status: Status) -> Iterator[Advice]:
+    """The trainer waits for one sibling of a group that is otherwise done."""
+    if status.trainer != "ready" or status.bank >= status.batch_groups or status.trainer_for_s < _patience(status):
+        return
+    for group, member in _last_ones(status)[: status.batch_groups - status.bank]:
+        others = [m.engine_s + m.tool_s for m in group.members if m.phase == "done"]
+        usual = median(others) if others else 0.0
+        if member.for_s > max(_PATIENCE_S, _SLOW * usual):
+            saw = (
+                f"the trainer waits {status.trainer_for_s:.0f} s ({status.bank} of {status.batch_groups} groups ready)"
+                f" for {attempt_name(group, member)}: {member.for_s:.0f} s on engine {member.place}, sandbox host"
+                f" {member.host}; its {group.done} siblings took {usual:.0f} s"
+            )
+            limit = f"it ends by itself at {status.attempt_timeout_s:.0f} s; start spare siblings or lower that limit"
+            yield _alarm("straggler", saw, limit, "batch.spare, schedule.attempt_timeout_s")
+            return
+
+
+def _last_ones(status: Status) -> list[tuple[GroupStatus, MemberStatus]]:
+    """Groups that lack fewest siblings, each with the running one that began first."""
+    near = [g for g in status.groups if not g.ready and g.done >= max(1, g.siblings // 2) and g.running]
+    near.sort(key=lambda g: (g.siblings - g.done, -g.age_s, g.id))
+    return [(g, slow) for g in near if (slow := slowest(g)) is not None]
+
+
+def _quiet(status: Status) -> Iterator[Advice]:
+    if status.stall_s and not status.paused and status.quiet_s > max(_PATIENCE_S, status.stall_s / 2):
+        saw = f"nothing has moved for {status.quiet_s:.0f} s: {status.blockers}"
+        yield _alarm("quiet", saw, f"at {status.stall_s:.0f} s the run ends", "schedule.stall_s")
+
+
+def _patience(status: Status) -> float:
+    intervals = [s.interval_s for s in status.recent]
+    return max(_PATIENCE_S, 0.5 * median(intervals)) if intervals else _PATIENCE_S
+
+
+def slowest(group: GroupStatus) -> MemberStatus | None:
+    running = [m for m in group.members if m.phase == "running"]
+    return max(running, key=lambda m: (m.for_s, -m.index), default=None)
+
+
+def attempt_name(group: GroupStatus, member: MemberStatus) -> str:
+    return f"g{group.id}.m{member.index}.t{max(0, member.tries - 1)}"
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+def _hints(status: Status) -> Iterator[Advice]:
+    if len(status.recent) < _STEPS:
+        return
+    yield from _memory(status)
+    yield from _lanes(status)
+    yield from _ages(status)
+    yield from _bias(status)
+    yield from _pace(status)
+
+
+def _hint(name: str, saw: str, change: str, key: str) -> Advice:
+    return Advice(name=name, alarm=False, saw=saw, change=change, key=key)
+
+
+def idle_share(status: Status) -> float:
+    """Of the recent steps: the trainer's waits over the time between the cuts."""
+    steps = status.recent[-_LOOK_BACK:]
+    whole = sum(s.interval_s for s in steps)
+    return sum(s.waited_s for s in steps) / whole if whole else 0.0
+
+
+def _pace(status: Status) -> Iterator[Advice]:
+    """Who is the bottleneck: the window, the conversations in flight, the engines, or the trainer."""
+    idle, running, slots = idle_share(status), sum(e.running for e in status.engines), _slots(status)
+    if idle > _IDLE:
+        saw = f"the trainer waited {100 * idle:.0f} % of the last {len(status.recent[-_LOOK_BACK:])} steps, and"
+        if slots and running >= 0.95 * slots:
+            more = f"{saw} the engines are full ({running} of {slots} slots)"
+            yield _hint("engine-bound", more, "add engines or slots", "engines.count, engines.slots")
+        elif status.attempts >= status.window_attempts:
+            more = f"{saw} all {status.window_attempts} conversations are in flight, {running} of {slots} slots decode"
+            yield _hint("attempts-bound", more, "allow more conversations", "window.attempts")
+        elif status.places_used >= status.window_groups and _oldest_age(status) < status.bound:
+            more = f"{saw} the window is full ({status.places_used} of {status.window_groups} groups)"
+            yield _hint("widen", more, "widen the window", "window.groups")
+    elif idle < _BUSY and status.bank >= status.batch_groups:
+        saw = f"the trainer waited {100 * idle:.0f} %; {status.bank} groups are ready, a batch takes"
+        more = f"{saw} {status.batch_groups}"
+        if status.bank >= 2 * status.batch_groups and _oldest_age(status) > 1:
+            yield _hint("narrow", f"{more}: they age in the bank", "narrow the window", "window.groups")
+        else:
+            change = "the trainer is the bottleneck: give it more threads or devices, or take engines away"
+            yield _hint("trainer-bound", more, change, "train.threads, train.micro_tokens")
+
+
+def _slots(status: Status) -> int:
+    return sum(e.slots for e in status.engines)
+
+
+def _oldest_age(status: Status) -> int:
+    """Largest age in the recent batches."""
+    return max((age for s in status.recent[-_LOOK_BACK:] for age, _ in s.ages), default=0)
+
+
+def _memory(status: Status) -> Iterator[Advice]:
+    for e in status.engines:
+        if e.kv_total_tokens and e.waiting and e.kv_used_tokens > _KV * e.kv_total_tokens:
+            share = 100 * e.kv_used_tokens / e.kv_total_tokens
+            saw = f"engine {e.name}: the KV cache is {share:.0f} % full and {e.waiting} requests wait"
+            yield _hint("kv", saw, "fewer conversations, or more KV capacity", "window.attempts, engines.kv_tokens")
+
+
+def _lanes(status: Status) -> Iterator[Advice]:
+    for host in status.sandboxes:
+        for lane in host.lanes:
+            if lane.queued and lane.running >= lane.cap and lane.wait_s_mean > _LANE_WAIT_S:
+                yield _hint(
+                    "lane", _lane(host.name, lane), "raise its cap, or give it CPUs", f"sandbox.lanes.{lane.lane}"
+                )
+
+
+def _lane(host: str, lane: LaneStatus) -> str:
+    return (
+        f"lane {lane.lane} on {host}: all {lane.cap} places in use, {lane.queued} wait,"
+        f" {lane.wait_s_mean:.1f} s each on {len(lane.cpus)} CPUs"
+    )
+
+
+def _ages(status: Status) -> Iterator[Advice]:
+    stale = status.dropped.get("stale", 0)
+    if status.admitted and stale > _STALE * status.admitted:
+        saw = f"{stale} of {status.admitted} groups were dropped as stale"
+        yield _hint("stale", saw, "let the cut wait for them, or allow more age", "freshness.when_stale, freshness.K")
+    oldest = [max(age for age, _ in s.ages) for s in status.recent[-_LOOK_BACK:] if s.ages]
+    if status.bound and oldest and fmean(oldest) > status.bound - 0.5:
+        saw = f"the oldest group of a batch is {fmean(oldest):.1f} versions old on average; K is {status.bound}"
+        yield _hint("near-K", saw, "narrow the window, or allow more age", "window.groups, freshness.K")
+
+
+def _bias(status: Status) -> Iterator[Advice]:
+    if status.length_ratio is not None and status.length_ratio < _SHORT:
+        saw = f"trained trajectories have {status.length_ratio:.2f} of the length of completed ones"
+        yield _hint("short-bias", saw, "let nothing expire: long work is lost", "freshness.when_stale")

@@ -1,0 +1,253 @@
+"""What each panel shows, as lines of text for a given width and height. Functions of the view; no state, no screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+from agentrl.records import LaneStatus
+from agentrl.runtime.status import EngineStatus, Status
+from agentrl.tui.advice import Advice, slowest
+from agentrl.tui.draw import (
+    BAD,
+    DIM,
+    FAIR,
+    GOOD,
+    STRONG,
+    Cell,
+    bar,
+    columns,
+    count,
+    ends,
+    fit,
+    level,
+    line,
+    percent,
+    spark,
+    ticks,
+    took,
+)
+
+
+@dataclass
+class View:
+    """What the panels draw: the newest picture, the bank's filling since the screen opened, and the advice."""
+
+    status: Status
+    bank: Sequence[int] = ()
+    advice: list[Advice] = field(default_factory=list)
+
+
+Draw = Callable[[View, int, int], list[Text]]
+
+
+# --- 1: the next batch ------------------------------------------------------------------------------------------------
+
+
+def trainer_state(status: Status) -> tuple[str, str]:
+    """(what it does, colour)."""
+    if status.outcome:
+        return status.outcome, DIM
+    word = {"ready": "WAITING", "stepping": "training", "absent": "absent"}[status.trainer]
+    style = {"ready": BAD if status.trainer_for_s > 1 else FAIR, "stepping": GOOD, "absent": FAIR}[status.trainer]
+    return f"{word} {took(status.trainer_for_s)}", style
+
+
+def batch(view: View, width: int, height: int) -> list[Text]:
+    status = view.status
+    what, style = trainer_state(status)
+    share = status.waited_s / status.watched_s if status.watched_s else 0.0
+    waits = [s.waited_s / s.interval_s if s.interval_s else 0.0 for s in status.recent]
+    idle = line("idle", Text(percent(share), style=level(share, fair=0.15, bad=0.4)), gap=" ")
+    head = line(Text(what, style=style), idle)
+    room = max(0, min(width - head.cell_len - 2, len(waits)))
+    ready = line(
+        ticks(min(status.bank, status.batch_groups), status.batch_groups, max(4, min(16, width // 4))),
+        Text(f"{status.bank}/{status.batch_groups} ready", style=STRONG),
+        f"window {status.places_used}/{status.window_groups}",
+    )
+    lines = [line(head, spark(waits, room, top=1.0)), ready]
+    missing = max(0, status.batch_groups - status.bank)
+    if missing:
+        lines += _missing(status, missing, width, height - len(lines))
+    if len(lines) + 1 < height:
+        lines.append(line(Text("bank", style=DIM), spark(view.bank, min(40, width - 6), style="green")))
+    return lines
+
+
+def _missing(status: Status, missing: int, width: int, room: int) -> list[Text]:
+    """The groups that will most likely fill the batch: those that lack fewest siblings."""
+    near = sorted((g for g in status.groups if not g.ready), key=lambda g: (g.siblings - g.done, -g.age_s, g.id))
+    rows: list[tuple[Cell, ...]] = []
+    for group in near[:missing]:
+        slow = slowest(group)
+        lacks = f"{group.done}/{group.siblings}"
+        if slow is None:
+            rows.append((f"g{group.id}", lacks, "", "", "", "waits for a place"))
+        else:
+            style = level(slow.for_s / (status.attempt_timeout_s or slow.for_s or 1), fair=0.3, bad=0.7)
+            for_s = Text(took(slow.for_s), style=style)
+            rows.append((f"g{group.id}", lacks, f"m{slow.index}", for_s, slow.place, slow.host))
+    drawn = columns(rows, ("missing", ">done", "slowest", ">for", "engine", "host"), width)
+    return drawn[: max(0, room)] if len(drawn) <= room or room > 2 else drawn[1 : room + 1]
+
+
+# --- 2: freshness -----------------------------------------------------------------------------------------------------
+
+
+def freshness(view: View, width: int, height: int) -> list[Text]:
+    status = view.status
+    ages = Counter(status.version - g.oldest for g in status.groups if g.oldest is not None)
+    unborn = sum(g.oldest is None for g in status.groups)
+    top = max([status.bound, *ages])
+    head = line(f"K {status.bound}", f"trainer v{status.version}", f"live v{status.live_version}", status.mode)
+    bars = _histogram(ages, top, status.bound, width, max(1, height - 3))
+    more = line(Text(f"{unborn} groups have no token yet", style=DIM), _dropped(status))
+    published = _publication(status)
+    return [head, *bars, published, more] if height > len(bars) + 2 else [head, *bars, published]
+
+
+def _histogram(ages: Counter[int], top: int, bound: int, width: int, room: int) -> list[Text]:
+    most = max(ages.values(), default=0) or 1
+    if top + 1 <= room:
+        return [
+            line(
+                f"age {age}", bar(ages[age] / most, max(4, min(40, width - 14)), _age_style(age, bound)), str(ages[age])
+            )
+            for age in range(top + 1)
+        ]
+    cells = max(1, min(top + 1, (width - 5) // 4))
+    shown = range(max(0, top + 1 - cells), top + 1)
+    marks = Text("").join(
+        Text(" ") + spark([ages[a]], 1, top=most, style=_age_style(a, bound)) + Text(fit(count(ages[a]), 2).plain)
+        for a in shown
+    )
+    names = "".join(f" {a:<3}" for a in shown)
+    return [Text("groups") + marks, Text("age   " + names, style=DIM)]
+
+
+def _age_style(age: int, bound: int) -> str:
+    return BAD if age > bound else FAIR if age == bound and bound else GOOD
+
+
+def _publication(status: Status) -> Text:
+    """Which version each engine holds; what is on its way."""
+    parts = []
+    for e in status.engines:
+        behind = e.version < status.version
+        mark = "✓" if not behind else "…" if "v" in e.phase else "·"
+        parts.append(Text(f"{e.name} v{e.version}{mark}", style=GOOD if not behind else FAIR))
+    return line(*parts) if parts else Text("no engine", style=BAD)
+
+
+def _dropped(status: Status) -> Text:
+    dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(status.dropped.items()) if n)
+    return Text(f"dropped: {dropped}", style=FAIR) if dropped else Text("")
+
+
+# --- 3: engines -------------------------------------------------------------------------------------------------------
+
+
+def engines(view: View, width: int, height: int) -> list[Text]:
+    status = view.status
+    gone = [d for d in status.down if d.kind == "engine"]
+    rows = [_engine(e, status) for e in status.engines]
+    names = ("engine", ">ver", ">run", ">wait", ">KV", ">tok/s", "phase", ">conv", ">reuse")
+    order = (0, 1, 2, 3, 4, 5, 6) if width < 60 else (0, 1, 7, 2, 3, 4, 5, 8, 6)
+    drawn = columns([[row[i] for i in order] for row in rows], [names[i] for i in order], width)
+    drawn += [Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD) for d in gone]
+    return drawn
+
+
+def _engine(e: EngineStatus, status: Status) -> list[Cell]:
+    kv = e.kv_used_tokens / e.kv_total_tokens if e.kv_total_tokens else 0.0
+    behind = FAIR if e.version < status.version else ""
+    phase = {"serving": GOOD, "catching up": BAD}.get(e.phase, "cyan")
+    return [
+        e.name,
+        Text(f"v{e.version}", style=behind),
+        f"{e.running}/{e.slots}",
+        Text(str(e.waiting), style=FAIR if e.waiting else ""),
+        Text(percent(kv), style=level(kv, fair=0.75, bad=0.92)),
+        count(e.tokens_per_s),
+        Text(e.phase, style=phase),
+        str(e.conversations),
+        percent(e.prefix_reuse) if e.prefix_reuse is not None else "",
+    ]
+
+
+# --- 4: sandboxes -----------------------------------------------------------------------------------------------------
+
+
+def lanes(view: View, width: int, height: int) -> list[Text]:
+    status = view.status
+    drawn = [
+        Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD)
+        for d in status.down
+        if d.kind == "sandbox host"
+    ]
+    told = {host.name for host in status.sandboxes}
+    several = len(status.hosts) > 1
+    rows = [_lane(host.name if several else "", lane) for host in status.sandboxes for lane in host.lanes]
+    if rows:
+        names = ["lane", ">use", ">queue", ">wait", ">p95", "CPUs"]
+        drawn += columns(rows if several else [r[1:] for r in rows], ["host", *names] if several else names, width)
+    quiet = [f"{name}: {n} in use" for name, n in status.hosts.items() if name not in told]
+    drawn += [Text("  ".join(quiet))] if quiet else []
+    if not status.hosts and not drawn:
+        drawn.append(Text("no sandbox host is up", style=BAD))
+    return drawn
+
+
+def _lane(host: str, lane: LaneStatus) -> list[Cell]:
+    full = lane.cap and lane.running >= lane.cap
+    return [
+        host,
+        str(lane.lane),
+        Text(f"{lane.running}/{lane.cap}", style=FAIR if full else ""),
+        Text(str(lane.queued), style=FAIR if lane.queued else DIM),
+        took(lane.wait_s_mean),
+        took(lane.wait_s_p95),
+        cpu_list(lane.cpus) + (" shared" if lane.merged_with else ""),
+    ]
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    """0, 1, 2, 5 as `0-2,5`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+# --- the top of the screen --------------------------------------------------------------------------------------------
+
+
+def verdict(view: View, width: int, height: int) -> list[Text]:
+    """Is the trainer waiting, why, and what to do: the first advice, or that there is none."""
+    status = view.status
+    what, style = trainer_state(status)
+    if not view.advice:
+        calm = status.blockers if status.trainer == "ready" and not status.outcome else "nothing to change"
+        return [line(Text(f"trainer {what}", style=style), calm)]
+    first = view.advice[0]
+    mark = Text("▲ alarm" if first.alarm else "● hint", style=BAD if first.alarm else FAIR)
+    more = f"+{len(view.advice) - 1}" if len(view.advice) > 1 else ""
+    head = ends(line(mark, Text(f"trainer {what}", style=style), first.saw), Text(more, style=DIM), width)
+    return [head, line(Text("→", style=STRONG), first.change, Text(first.key, style="cyan"))]
+
+
+def advice_lines(found: Sequence[Advice]) -> list[Text]:
+    """All of it, for the log."""
+    drawn = []
+    for each in found:
+        mark = Text("▲ " if each.alarm else "● ", style=BAD if each.alarm else FAIR)
+        drawn.append(mark + Text(each.saw))
+        drawn.append(line(Text("  →", style=STRONG), each.change, Text(each.key, style="cyan"), gap=" "))
+    return drawn

@@ -1,0 +1,21 @@
+"""One frame as an SVG picture, without a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentrl.tui.app import Top
+from agentrl.tui.feed import Feed
+
+
+async def snapshot(
+    feed: Feed, size: tuple[int, int], *, theme: str = "dark", keys: tuple[str, ...] = (), deadline_s: float = 60.0
+) -> str:
+    """size: (columns, lines). keys: pressed once the first picture is there. TimeoutError where none comes."""
+    app = Top(feed, theme=theme)
+    async with app.run_test(size=size) as pilot:
+        async with asyncio.timeout(deadline_s):
+            await app.pictured.wait()
+        await pilot.press(*keys)
+        await pilot.pause()
+        return app.export_screenshot(title="agentrl top")

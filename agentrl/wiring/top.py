@@ -1,0 +1,206 @@
+"""The two feeds of `agentrl top`: a live run through its HTTP face, and a finished one out of its journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.errors import AgentRLError, DeadlineError, UserError
+from agentrl.journal.reader import JournalReader
+from agentrl.recipe.load import load
+from agentrl.records import AttemptId, Turn
+from agentrl.runtime.recent import Recent
+from agentrl.runtime.status import Frame, Status, picture
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
+from agentrl.wiring.attach import FaceClient, LiveRun
+from agentrl.wiring.derive import policy_of
+
+_LEAST_S = 0.5  # between two pictures, however much happens
+_MOST_S = 2.0  # and where nothing does: waits grow all the same
+_NEWS = 500  # of a recording, between two pictures
+
+
+class LiveFeed:
+    """`face` is opened and closed by whoever made it."""
+
+    live = True
+
+    def __init__(self, run: LiveRun, face: FaceClient) -> None:
+        self.name = Path(run.folder).name
+        self._journal = JournalReader(Path(run.folder) / "run.sqlite")
+        self._face = face
+        self._heard: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+
+    async def watch(self, show: Callable[[Frame], None]) -> None:
+        """A picture soon after something happened, now and then where nothing does. Returns when the run is over."""
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(self._listen(), name="events of the run")
+            try:
+                await self._draw(show)
+            finally:
+                listening.cancel()
+
+    async def _draw(self, show: Callable[[Frame], None]) -> None:
+        status: Status | None = None
+        while True:
+            note = ""
+            try:
+                status = msgspec.convert(await self._face.status(), Status)
+            except DeadlineError as exc:  # busy: it may answer again
+                note = str(exc)
+            except (AgentRLError, msgspec.ValidationError) as exc:
+                if status is not None:
+                    show(Frame(status=status, news=self._taken(), note=f"over: {exc}"))
+                return
+            if status is not None:
+                show(Frame(status=status, news=self._taken(), note=note))
+            await self._until_news()
+
+    def _taken(self) -> tuple[dict[str, Any], ...]:
+        taken, self._heard = self._heard, []
+        return tuple(taken)
+
+    async def _until_news(self) -> None:
+        await asyncio.sleep(_LEAST_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MOST_S - _LEAST_S):
+                await self._news.wait()
+        self._news.clear()
+
+    async def _listen(self) -> None:
+        """The stream is opened again where it ends: a reader that lags is cut off. `_draw` notices a run's end."""
+        while True:
+            with suppress(AgentRLError):
+                async with aclosing(self._face.events()) as events:
+                    async for said in events:
+                        if said:
+                            self._heard.append(said)
+                            self._news.set()
+            self._news.set()
+            await asyncio.sleep(_MOST_S)
+
+    async def pause(self, on: bool) -> str:
+        try:
+            await self._face.pause(on)
+        except AgentRLError as exc:
+            return str(exc)
+        return "paused: nothing new starts" if on else "goes on"
+
+    async def drain(self) -> str:
+        try:
+            await self._face.drain()
+        except AgentRLError as exc:
+            return str(exc)
+        return "it drains"
+
+    async def turns(self, attempt: AttemptId) -> tuple[Turn, ...]:
+        return await asyncio.to_thread(_turns, self._journal, attempt)
+
+    def play(self, *, speed: float, running: bool) -> None:
+        """A live run has its own pace."""
+
+
+class Recording:
+    """A run's journal through a fresh core, played at any speed. UserError where the folder holds no run."""
+
+    live = False
+
+    def __init__(self, folder: Path, *, until: float = 0.0) -> None:
+        """until: the first picture's time, in seconds of the run's clock; infinity: its end."""
+        if not (folder / "recipe.toml").is_file():
+            raise UserError(f"{folder}: no run here (recipe.toml is missing)", hint="name a run's folder")
+        self.name = folder.resolve().name
+        self._journal = JournalReader(folder / "run.sqlite")
+        self._policy = policy_of(load(folder / "recipe.toml", checked=False))
+        self._until = until
+        self._speed = 1.0
+        self._going = asyncio.Event()
+
+    def play(self, *, speed: float, running: bool) -> None:
+        self._speed = speed
+        if running:
+            self._going.set()
+        else:
+            self._going.clear()
+
+    async def watch(self, show: Callable[[Frame], None]) -> None:
+        """One every half a second, of as much of the run as `speed` says. At least one."""
+        events = self._journal.events()
+        playing = _Playing(Core(self._policy), Recent(), events)
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "recording") as thread:  # one: a connection to SQLite stays on its thread
+            try:
+                now = await loop.run_in_executor(thread, playing.forward, self._until)
+                while not playing.ended:
+                    show(playing.shown(now))
+                    await asyncio.sleep(_LEAST_S)
+                    await self._going.wait()
+                    now = await loop.run_in_executor(thread, playing.forward, now + _LEAST_S * self._speed)
+                show(playing.shown(playing.at, note="the recording ends here"))
+            finally:
+                thread.submit(events.close)
+
+    async def pause(self, on: bool) -> str:
+        return "a recording: space stops and goes"
+
+    async def drain(self) -> str:
+        return "a recording: the run is over"
+
+    async def turns(self, attempt: AttemptId) -> tuple[Turn, ...]:
+        return await asyncio.to_thread(_turns, self._journal, attempt)
+
+
+class _Playing:
+    """Blocking; one thread at a time."""
+
+    def __init__(self, core: Core, recent: Recent, events: Iterator[tuple[float, bytes, bytes]]) -> None:
+        self.core = core
+        self.at = 0.0
+        self.ended = False
+        self._recent = recent
+        self._events = events
+        self._next: tuple[float, bytes, bytes] | None = None
+        self._news: list[dict[str, Any]] = []
+
+    def forward(self, until: float) -> float:
+        """Everything that happened up to then."""
+        while not self.ended and (self._next is None or self._next[0] <= until):
+            if self._next is not None:
+                self._handle(*self._next[:2])
+            self._next = next(self._events, None)
+            self.ended = self._next is None
+        return until
+
+    def _handle(self, now: float, data: bytes) -> None:
+        event = news.decode(data)
+        commands = self.core.handle(event, now)
+        self._recent.heard(now, event, commands, self.core)
+        self.at = now
+        self._news.append(_said(now, event, commands))
+        del self._news[:-_NEWS]
+
+    def shown(self, now: float, note: str = "") -> Frame:
+        said, self._news = self._news, []
+        return Frame(status=picture(self.core, now, self._recent), news=tuple(said), note=note)
+
+
+def _said(now: float, event: news.Event, commands: list[orders.Command]) -> dict[str, Any]:
+    """As on the wire."""
+    return {"now": now, "event": msgspec.to_builtins(event), "commands": msgspec.to_builtins(commands)}
+
+
+def _turns(journal: JournalReader, attempt: AttemptId) -> tuple[Turn, ...]:
+    """Of the attempt, kept or on its way; none where the journal has none or cannot be read now."""
+    with suppress(AgentRLError, OSError):
+        kept = journal.trajectory(attempt)
+        return kept.turns if kept is not None else tuple(payload.turn for payload in journal.turns(attempt))
+    return ()
