@@ -30,6 +30,8 @@ from tiny.play import Attempt, Speech
 from tiny.reinforce import rehearse
 from tiny.school import School, trial
 from tiny.world import World
+from tokenizers import Tokenizer
+from transformers import Glm4MoeForCausalLM
 
 from agentrl.rollout.observation import SYSTEM
 from agentrl.tasks.chores import KINDS
@@ -53,12 +55,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=TINY)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="namespace", help="sandbox backend that runs the commands")
-    parser.add_argument("--per-kind", type=int, default=150, help="demonstrations of each kind that are run for real")
+    parser.add_argument("--per-kind", type=int, default=50, help="demonstrations of each kind that are run for real")
     parser.add_argument("--steps", type=int, default=1500, help="at most so many supervised steps in each of two parts")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--able", type=float, default=0.9, help="the first part ends at this mean reward")
-    parser.add_argument("--target", type=float, default=0.4, help="the second part ends at this mean reward")
+    parser.add_argument("--target", type=float, default=0.35, help="the second part ends at this mean reward")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true", help="only play with the policy in --out")
     parser.add_argument("--rehearse", type=int, default=0, metavar="SEEDS", help="only try 20 steps of reinforcement")
@@ -94,7 +96,7 @@ async def _build(args: argparse.Namespace, scratch: Path) -> None:
 
 
 async def _evaluate(args: argparse.Namespace, scratch: Path) -> None:
-    model = policy.Glm4MoeForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    model = Glm4MoeForCausalLM.from_pretrained(args.out, dtype=torch.float32)
     async with World(scratch, backend=args.backend) as world:
         _print(await trial(model, Speech(args.out), world, 16), model)
 
@@ -103,7 +105,7 @@ async def _rehearse(args: argparse.Namespace, scratch: Path) -> None:
     speech = Speech(args.out)
     async with World(scratch, backend=args.backend) as world:
         for seed in range(args.rehearse):
-            model = policy.Glm4MoeForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+            model = Glm4MoeForCausalLM.from_pretrained(args.out, dtype=torch.float32)
             curve = await rehearse(model, speech, world, steps=20, lr=args.rl_lr, lag=args.lag, seed=seed)
             first, last = sum(curve[:5]) / 5, sum(curve[-5:]) / 5
             console.print(f"seed {seed}, lr {args.rl_lr:g}, lag {args.lag}: first 5 {first:.3f}, last 5 {last:.3f}")
@@ -125,14 +127,14 @@ async def _demonstrations(
     return shown
 
 
-def _tokenizer(shown: list[tuple[str, Demonstration]]) -> words.Tokenizer:
+def _tokenizer(shown: list[tuple[str, Demonstration]]) -> Tokenizer:
     texts = [SYSTEM, FINAL, "shell\ncommand\n"] * 100
     for _, one in shown:
         texts += [one.instruction, *(text for turn in one.turns for text in turn)]
     return words.build(texts, NAMES, policy.VOCABULARY)
 
 
-def _print(attempts: list[Attempt], model: policy.Glm4MoeForCausalLM) -> None:
+def _print(attempts: list[Attempt], model: Glm4MoeForCausalLM) -> None:
     by_kind: dict[str, list[Attempt]] = defaultdict(list)
     for one in attempts:
         by_kind[one.kind].append(one)

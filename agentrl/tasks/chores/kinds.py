@@ -1,4 +1,4 @@
-"""Twenty families of small shell tasks. A kind is a pure function of a random generator.
+"""Twenty-one families of small shell tasks. A kind is a pure function of a random generator.
 
 Each chore says how its workspace looks, what to do, one way to do it, and how to tell that it was done. Goals are
 shell conditions that fail at the start; keeps are conditions that hold at the start and must still hold at the end,
