@@ -122,11 +122,11 @@ def _straggler(status: Status) -> Iterator[Advice]:
         usual = median(others) if others else 0.0
         if member.for_s > max(_PATIENCE_S, _SLOW * usual):
             saw = (
-                f"the trainer waits {status.trainer_for_s:.0f} s ({status.bank} of {status.batch_groups} groups ready)"
-                f" for {attempt_name(group, member)}: {member.for_s:.0f} s on engine {member.place}, sandbox host"
-                f" {member.host}; its {group.done} siblings took {usual:.0f} s"
+                f"{status.bank} of {status.batch_groups} groups are ready; {attempt_name(group, member)}"
+                f" runs {member.for_s:.0f} s on engine {member.place}, sandbox host {member.host};"
+                f" its {group.done} siblings took {usual:.0f} s"
             )
-            limit = f"it ends by itself at {status.attempt_timeout_s:.0f} s; start spare siblings or lower that limit"
+            limit = f"spares, or a limit below {status.attempt_timeout_s:.0f} s"
             yield _alarm("straggler", saw, limit, "batch.spare, schedule.attempt_timeout_s")
             return
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Container, Horizontal
 from textual.widgets import Footer, Input
 
 from agentrl.records import GroupId
@@ -38,6 +38,8 @@ class Top(App[None]):
     CSS_PATH = "top.tcss"
     TITLE = "agentrl top"
     ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (130, "-wide")]
+    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-short"), (36, "-tall")]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "quit", priority=False),
         Binding("question_mark", "help", "help"),
@@ -63,7 +65,7 @@ class Top(App[None]):
         self._note = ""
         self._past: deque[Status] = deque(maxlen=_PICTURES)
         self._told: deque[log.Entry] = deque(maxlen=_ENTRIES)
-        self._sort, self._pattern = "order", ""
+        self._sort, self._pattern = next(iter(groups.SORTS)), ""
         self._speed, self._going = speed, True
 
     # --- the screen ---------------------------------------------------------------------------------------------------
@@ -77,8 +79,9 @@ class Top(App[None]):
         with Horizontal(classes="row"):
             yield Panel(self._of(panels.engines), "3 engines", name="engines", heading=1)
             yield Panel(self._of(panels.lanes), "4 sandboxes", name="lanes")
-        yield Panel(self._groups, "5 groups", name="groups", heading=1, cursor=True)
-        yield Panel(self._entries, "6 advice and events", name="log")
+        with Container(id="below"):
+            yield Panel(self._groups, "5 groups", name="groups", heading=1, cursor=True)
+            yield Panel(self._entries, "6 advice and events", name="log")
         yield Input(placeholder="filter groups and log", id="filter")
         yield Footer(show_command_palette=False)
 
@@ -116,7 +119,7 @@ class Top(App[None]):
         if self._view is None:
             return [Text(f"{self._feed.name}: {self._note or 'no picture yet'}", style=DIM)]
         status = self._view.status
-        how = "live" if self._feed.live else f"recording at {self._speed:g}" + ("" if self._going else ", stopped")
+        how = "live" if self._feed.live else f"recording, speed {self._speed:g}" + ("" if self._going else ", stopped")
         left = line(
             Text(self._feed.name, style=STRONG),
             f"step {status.step}/{status.steps}",

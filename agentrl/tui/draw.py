@@ -50,14 +50,14 @@ def bar(share: float, width: int, style: str = GOOD) -> Text:
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, part = divmod(eighths, 8)
     drawn = "█" * full + (_EIGHTHS[part] if part else "")
-    return Text(drawn, style=style) + Text("·" * (width - cell_len(drawn)), style=DIM)
+    return Text.assemble((drawn, style), ("·" * (width - cell_len(drawn)), DIM))
 
 
 def ticks(done: int, whole: int, width: int, style: str = GOOD) -> Text:
     """One block each where they fit, else a bar."""
     if whole > width:
         return bar(done / whole, width, style)
-    return Text("■" * min(done, whole), style=style) + Text("□" * max(0, whole - done), style=DIM)
+    return Text.assemble(("■" * min(done, whole), style), ("□" * max(0, whole - done), DIM))
 
 
 def spark(values: Sequence[float], width: int, *, top: float | None = None, style: str = "cyan") -> Text:
@@ -74,7 +74,7 @@ def fit(cell: Cell, width: int, align: str = "<") -> Text:
     if text.cell_len > width:
         text.truncate(max(0, width), overflow="ellipsis")
     space = " " * (width - text.cell_len)
-    return Text(space) + text if align == ">" else text + Text(space)
+    return Text.assemble(space, text) if align == ">" else Text.assemble(text, space)
 
 
 def line(*parts: Cell, gap: str = "  ") -> Text:
@@ -86,7 +86,7 @@ def line(*parts: Cell, gap: str = "  ") -> Text:
 def ends(left: Cell, right: Cell, width: int) -> Text:
     """One at each edge; the left one gives way."""
     end = right if isinstance(right, Text) else Text(right)
-    return fit(left, max(0, width - end.cell_len - 1)) + Text(" ") + end
+    return Text.assemble(fit(left, max(0, width - end.cell_len - 1)), " ", end)
 
 
 def columns(rows: Iterable[Sequence[Cell]], names: Sequence[str], width: int) -> list[Text]:

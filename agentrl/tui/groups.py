@@ -12,14 +12,15 @@ from agentrl.tui.advice import attempt_name, slowest
 from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, bar, columns, count, line, ticks, took
 
 SORTS: dict[str, Callable[[GroupStatus], tuple[float, ...]]] = {
+    "what is missing": lambda g: (g.siblings - g.done or g.siblings, -g.age_s, g.id),
     "order": lambda g: (g.id,),
     "age": lambda g: (-g.age_s, g.id),
-    "done": lambda g: (g.siblings - g.done, g.id),
-    "oldest": lambda g: (float("inf") if g.oldest is None else float(g.oldest), g.id),
-    "slowest": lambda g: (-(m.for_s if (m := slowest(g)) else -1.0), g.id),
+    "oldest token": lambda g: (float("inf") if g.oldest is None else float(g.oldest), g.id),
+    "slowest sibling": lambda g: (-(m.for_s if (m := slowest(g)) else -1.0), g.id),
 }
 
-PARTS = (("queue", "yellow"), ("prefill", "magenta"), ("decode", "green"), ("wait", "red"), ("tool", "blue"))
+PARTS = (("queue", "yellow"), ("prefill", "cyan"), ("decode", "green"), ("wait", "red"), ("tool", "blue"))
+_LIFE = (("in the engine", "green"), ("in the sandbox", "blue"), ("so far", "cyan"))
 
 
 def chosen(status: Status, sort: str, pattern: str) -> list[GroupStatus]:
@@ -42,7 +43,9 @@ def table(status: Status, groups: Sequence[GroupStatus], width: int) -> list[Tex
 def _row(status: Status, group: GroupStatus, width: int) -> list[Cell]:
     age = "" if group.oldest is None else str(status.version - group.oldest)
     over = group.oldest is not None and status.version - group.oldest >= max(1, status.bound)
-    done: Cell = ticks(group.done, group.siblings, 8 if width < 100 else 16) + Text(f" {group.done}/{group.siblings}")
+    done: Cell = Text.assemble(
+        ticks(group.done, group.siblings, 8 if width < 100 else 16), f" {group.done}/{group.siblings}"
+    )
     where: Cell = Text("ready", style=GOOD)
     slow = slowest(group)
     if slow is not None:
@@ -54,10 +57,11 @@ def _row(status: Status, group: GroupStatus, width: int) -> list[Cell]:
 
 
 def attempts(group: GroupStatus, width: int) -> list[Text]:
-    """A heading and one line for each sibling."""
+    """A legend, a heading, one line for each sibling."""
+    legend = line(*(Text(f"█ {name}", style=style) for name, style in _LIFE))
     longest = max((m.for_s if m.phase == "running" else m.engine_s + m.tool_s for m in group.members), default=0.0)
-    names = ("attempt", "state", ">time", "engine █ sandbox █", ">turns", ">tokens", ">reward", "ver", "engine", "host")
-    return columns([_attempt(group, m, longest or 1.0) for m in group.members], names, width)
+    names = ("attempt", "state", ">time", "", ">turns", ">tokens", ">reward", "ver", "engine", "host")
+    return [legend, *columns([_attempt(group, m, longest or 1.0) for m in group.members], names, width)]
 
 
 def _attempt(group: GroupStatus, member: MemberStatus, longest: float) -> list[Cell]:
@@ -68,7 +72,7 @@ def _attempt(group: GroupStatus, member: MemberStatus, longest: float) -> list[C
         spent = member.engine_s + member.tool_s
         engine = round(18 * member.engine_s / longest)
         tool = max(0, round(18 * spent / longest) - engine)
-        drawn = Text("█" * engine, style="green") + Text("█" * tool, style="blue")
+        drawn = Text.assemble(("█" * engine, "green"), ("█" * tool, "blue"))
     done = member.phase == "done"
     return [
         attempt_name(group, member),
@@ -105,7 +109,7 @@ def _turn(turn: Turn, longest: float, wide: int) -> list[Cell]:
     drawn, so_far = Text(""), 0.0
     for seconds, (_, style) in zip(times, PARTS, strict=True):
         begin, so_far = round(wide * so_far / longest), so_far + seconds
-        drawn += Text("█" * (round(wide * so_far / longest) - begin), style=style)
+        drawn.append("█" * (round(wide * so_far / longest) - begin), style=style)
     exit_code = "" if turn.exit_code is None else str(turn.exit_code)
     did = turn.command or (f"no command: {turn.parse_error}" if turn.parse_error else "")
     return [

@@ -30,7 +30,7 @@ class Entry(tuple[float, str, str]):
     @property
     def text(self) -> Text:
         at, what, style = self
-        return Text(f"{took(at):>6} ", style=DIM) + Text(what, style=style)
+        return Text.assemble((f"{took(at):>6} ", DIM), (what, style))
 
 
 def entries(said: dict[str, Any]) -> list[Entry]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
+from rich.console import Console
 from rich.text import Text
 
 from agentrl.records import LaneStatus
@@ -41,28 +43,29 @@ class View:
     advice: list[Advice] = field(default_factory=list)
 
 
+_PLAIN = Console(width=80, color_system=None)  # only for its rules of folding
+
 Draw = Callable[[View, int, int], list[Text]]
 
 
 # --- 1: the next batch ------------------------------------------------------------------------------------------------
 
 
-def trainer_state(status: Status) -> tuple[str, str]:
-    """(what it does, colour)."""
+def trainer_state(status: Status) -> Text:
+    """What it does, and for how long."""
     if status.outcome:
-        return status.outcome, DIM
-    word = {"ready": "WAITING", "stepping": "training", "absent": "absent"}[status.trainer]
+        return Text(status.outcome, style=DIM)
+    word = {"ready": "TRAINER WAITS", "stepping": "trains", "absent": "no trainer"}[status.trainer]
     style = {"ready": BAD if status.trainer_for_s > 1 else FAIR, "stepping": GOOD, "absent": FAIR}[status.trainer]
-    return f"{word} {took(status.trainer_for_s)}", style
+    return Text(f"{word} {took(status.trainer_for_s)}", style=style)
 
 
 def batch(view: View, width: int, height: int) -> list[Text]:
     status = view.status
-    what, style = trainer_state(status)
     share = status.waited_s / status.watched_s if status.watched_s else 0.0
     waits = [s.waited_s / s.interval_s if s.interval_s else 0.0 for s in status.recent]
     idle = line("idle", Text(percent(share), style=level(share, fair=0.15, bad=0.4)), gap=" ")
-    head = line(Text(what, style=style), idle)
+    head = line(trainer_state(status), idle)
     room = max(0, min(width - head.cell_len - 2, len(waits)))
     ready = line(
         ticks(min(status.bank, status.batch_groups), status.batch_groups, max(4, min(16, width // 4))),
@@ -73,7 +76,7 @@ def batch(view: View, width: int, height: int) -> list[Text]:
     missing = max(0, status.batch_groups - status.bank)
     if missing:
         lines += _missing(status, missing, width, height - len(lines))
-    if len(lines) + 1 < height:
+    if len(lines) < height and len(view.bank) > 1:
         lines.append(line(Text("bank", style=DIM), spark(view.bank, min(40, width - 6), style="green")))
     return lines
 
@@ -92,7 +95,7 @@ def _missing(status: Status, missing: int, width: int, room: int) -> list[Text]:
             for_s = Text(took(slow.for_s), style=style)
             rows.append((f"g{group.id}", lacks, f"m{slow.index}", for_s, slow.place, slow.host))
     drawn = columns(rows, ("missing", ">done", "slowest", ">for", "engine", "host"), width)
-    return drawn[: max(0, room)] if len(drawn) <= room or room > 2 else drawn[1 : room + 1]
+    return drawn if len(drawn) <= room else drawn[1 : room + 1]
 
 
 # --- 2: freshness -----------------------------------------------------------------------------------------------------
@@ -105,7 +108,7 @@ def freshness(view: View, width: int, height: int) -> list[Text]:
     top = max([status.bound, *ages])
     head = line(f"K {status.bound}", f"trainer v{status.version}", f"live v{status.live_version}", status.mode)
     bars = _histogram(ages, top, status.bound, width, max(1, height - 3))
-    more = line(Text(f"{unborn} groups have no token yet", style=DIM), _dropped(status))
+    more = line(Text(f"{unborn} groups have no token yet" if unborn else "", style=DIM), _dropped(status))
     published = _publication(status)
     return [head, *bars, published, more] if height > len(bars) + 2 else [head, *bars, published]
 
@@ -122,11 +125,13 @@ def _histogram(ages: Counter[int], top: int, bound: int, width: int, room: int) 
     cells = max(1, min(top + 1, (width - 5) // 4))
     shown = range(max(0, top + 1 - cells), top + 1)
     marks = Text("").join(
-        Text(" ") + spark([ages[a]], 1, top=most, style=_age_style(a, bound)) + Text(fit(count(ages[a]), 2).plain)
+        Text.assemble(" ", spark([ages[a]], 1, top=most, style=_age_style(a, bound)), fit(count(ages[a]), 2))
+        if ages[a]
+        else Text(" ·  ", style=DIM)
         for a in shown
     )
     names = "".join(f" {a:<3}" for a in shown)
-    return [Text("groups") + marks, Text("age   " + names, style=DIM)]
+    return [Text.assemble("groups", marks), Text(f"age   {names}", style=DIM)]
 
 
 def _age_style(age: int, bound: int) -> str:
@@ -183,29 +188,51 @@ def _engine(e: EngineStatus, status: Status) -> list[Cell]:
 
 
 def lanes(view: View, width: int, height: int) -> list[Text]:
+    """Every host's lanes, the longest queue first, where there is room; else each lane summed over the hosts."""
     status = view.status
     drawn = [
         Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD)
         for d in status.down
         if d.kind == "sandbox host"
     ]
-    told = {host.name for host in status.sandboxes}
-    several = len(status.hosts) > 1
-    rows = [_lane(host.name if several else "", lane) for host in status.sandboxes for lane in host.lanes]
-    if rows:
-        names = ["lane", ">use", ">queue", ">wait", ">p95", "CPUs"]
-        drawn += columns(rows if several else [r[1:] for r in rows], ["host", *names] if several else names, width)
-    quiet = [f"{name}: {n} in use" for name, n in status.hosts.items() if name not in told]
-    drawn += [Text("  ".join(quiet))] if quiet else []
     if not status.hosts and not drawn:
         drawn.append(Text("no sandbox host is up", style=BAD))
-    return drawn
+    told = [(host.name, lane) for host in status.sandboxes for lane in host.lanes]
+    if told:
+        return drawn + _lanes(told, len(status.sandboxes), width, height - len(drawn))
+    used = "  ".join(f"{name}: {n} in use" for name, n in status.hosts.items())
+    return [*drawn, Text(used), Text("lanes are told by a live run only", style=DIM)]
 
 
-def _lane(host: str, lane: LaneStatus) -> list[Cell]:
+def _lanes(told: list[tuple[str, LaneStatus]], hosts: int, width: int, room: int) -> list[Text]:
+    if hosts > 1 and len(told) + 1 > room:
+        of: dict[str, list[LaneStatus]] = {}
+        for _, lane in told:
+            of.setdefault(lane.lane, []).append(lane)
+        told = [(f"{hosts} hosts", _summed(lanes)) for lanes in of.values()]
+    told = sorted(told, key=lambda pair: -pair[1].queued)
+    names = ("lane", ">use", ">queue", ">wait", ">p95", "CPUs", "host")
+    rows = [[*_lane(lane), host if hosts > 1 else ""] for host, lane in told]
+    return columns(rows, names if hosts > 1 else (*names[:-1], ""), width)
+
+
+def _summed(of: list[LaneStatus]) -> LaneStatus:
+    """One lane of several hosts; waits are those of the worst."""
+    return LaneStatus(
+        lane=of[0].lane,
+        cap=sum(lane.cap for lane in of),
+        running=sum(lane.running for lane in of),
+        queued=sum(lane.queued for lane in of),
+        cpus=of[0].cpus,
+        merged_with=of[0].merged_with,
+        wait_s_mean=max(lane.wait_s_mean for lane in of),
+        wait_s_p95=max(lane.wait_s_p95 for lane in of),
+    )
+
+
+def _lane(lane: LaneStatus) -> list[Cell]:
     full = lane.cap and lane.running >= lane.cap
     return [
-        host,
         str(lane.lane),
         Text(f"{lane.running}/{lane.cap}", style=FAIR if full else ""),
         Text(str(lane.queued), style=FAIR if lane.queued else DIM),
@@ -232,22 +259,46 @@ def cpu_list(cpus: Sequence[int]) -> str:
 def verdict(view: View, width: int, height: int) -> list[Text]:
     """Is the trainer waiting, why, and what to do: the first advice, or that there is none."""
     status = view.status
-    what, style = trainer_state(status)
     if not view.advice:
-        calm = status.blockers if status.trainer == "ready" and not status.outcome else "nothing to change"
-        return [line(Text(f"trainer {what}", style=style), calm)]
+        waits = status.trainer == "ready" and not status.outcome
+        calm = line(trainer_state(status), status.blockers if waits else "nothing to change")
+        return [*_folded(calm, width, height - 1), fit(Text(_pace(status), style=DIM), width)]
     first = view.advice[0]
-    mark = Text("▲ alarm" if first.alarm else "● hint", style=BAD if first.alarm else FAIR)
-    more = f"+{len(view.advice) - 1}" if len(view.advice) > 1 else ""
-    head = ends(line(mark, Text(f"trainer {what}", style=style), first.saw), Text(more, style=DIM), width)
-    return [head, line(Text("→", style=STRONG), first.change, Text(first.key, style="cyan"))]
+    mark = Text("▲", style=BAD) if first.alarm else Text("●", style=FAIR)
+    why = _folded(line(mark, trainer_state(status), first.saw, gap=" "), width, height - 1)
+    more = Text(f"+{len(view.advice) - 1} below" if len(view.advice) > 1 else "", style=DIM)
+    return [
+        *why,
+        ends(line(Text("→", style=STRONG), Text(first.key, style="cyan"), first.change, gap=" "), more, width),
+    ]
+
+
+def _pace(status: Status) -> str:
+    """What is on its way, and the usual pace."""
+    behind = [e for e in status.engines if e.version < status.version]
+    parts = [f"v{status.version}: {', '.join(f'{e.name} {e.phase}' for e in behind[:4])}"] if behind else []
+    steps = status.recent[-20:]
+    if steps:
+        interval, waited = fmean(s.interval_s for s in steps), fmean(s.waited_s for s in steps)
+        parts.append(f"lately a batch every {took(interval)}, the trainer waiting {took(waited)} of it")
+    return "; ".join(parts)
+
+
+def _folded(text: Text, width: int, height: int) -> list[Text]:
+    """At word ends, into at most `height` lines."""
+    lines = list(text.wrap(_PLAIN, max(1, width)))
+    if len(lines) <= height:
+        return lines
+    kept = lines[: max(1, height)]
+    kept[-1] = fit(Text.assemble(kept[-1], "…"), width)
+    return kept
 
 
 def advice_lines(found: Sequence[Advice]) -> list[Text]:
     """All of it, for the log."""
     drawn = []
     for each in found:
-        mark = Text("▲ " if each.alarm else "● ", style=BAD if each.alarm else FAIR)
-        drawn.append(mark + Text(each.saw))
-        drawn.append(line(Text("  →", style=STRONG), each.change, Text(each.key, style="cyan"), gap=" "))
+        mark = ("▲ ", BAD) if each.alarm else ("● ", FAIR)
+        drawn.append(Text.assemble(mark, each.saw))
+        drawn.append(line(Text("  →", style=STRONG), Text(each.key, style="cyan"), each.change, gap=" "))
     return drawn

@@ -28,7 +28,7 @@ escape        back         q     quit (the run goes on)
 
 Read the top first: what the trainer does, who keeps the batch from it,
 and what to change. ▲ alarm: something blocks now. ● hint: tuning.
-Under ages: ■ green is fresh, yellow at K, red beyond.\
+Ages: green is fresh, yellow at K, red beyond.\
 """
 
 
@@ -53,7 +53,7 @@ class GroupScreen(Drill):
     """The siblings of one group; `find` gives it as it is now, None once its story is over."""
 
     def __init__(self, group: GroupId, find: Callable[[GroupId], GroupStatus | None]) -> None:
-        super().__init__(f"group g{group}", self._attempts, heading=1, cursor=True)
+        super().__init__(f"group g{group}", self._attempts, heading=2, cursor=True)
         self._group = group
         self._find = find
         self._last = find(group)
@@ -61,7 +61,7 @@ class GroupScreen(Drill):
     def _attempts(self, width: int, height: int) -> Sequence[Text]:
         self._last = self._find(self._group) or self._last
         if self._last is None:
-            return [Text("gone")]
+            return [Text(""), Text("gone")]
         over = "" if self._find(self._group) else ": trained or dropped, as it was last"
         self.panel.border_title = f"group g{self._group}  task {self._last.task}{over}"
         return groups.attempts(self._last, width)

@@ -18,4 +18,5 @@ async def snapshot(
             await app.pictured.wait()
         await pilot.press(*keys)
         await pilot.pause()
-        return app.export_screenshot(title="agentrl top")
+        drawn = app.export_screenshot(title="agentrl top")
+    return drawn.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some viewers drop leading spaces otherwise

@@ -10,6 +10,8 @@ from textual.binding import Binding
 from textual.message import Message
 from textual.widget import Widget
 
+from agentrl.tui.draw import fit
+
 Lines = Callable[[int, int], Sequence[Text]]
 """(width, height) -> lines. More than `height` may come; what is out of sight is not shown."""
 
@@ -57,9 +59,7 @@ class Panel(Widget, can_focus=True):
             shown = [*shown[:at], _marked(shown[at], width), *shown[at + 1 :]]
         left = len(body) - self._top - len(shown)
         self.border_subtitle = f"{left} more ↓" if left > 0 else ""
-        text = Text("\n", no_wrap=True, overflow="ellipsis").join([*head, *shown])
-        text.no_wrap, text.overflow = True, "ellipsis"
-        return text
+        return Text("\n").join(fit(each, width) for each in [*head, *shown])
 
     def action_move(self, by: int) -> None:
         if self._cursor:
