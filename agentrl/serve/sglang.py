@@ -83,8 +83,9 @@ class SGLangEngine:
         server = await self.server_info(deadline_s=deadline_s)
         model = await self._get("/model_info", wire.ModelInfo, end - time.monotonic())
         found = self._sane(lambda: wire.info(server, model))
-        self._embedded, self._vocab, self._in_flight = server.embedded, server.vocab_size, server.in_flight
+        self._embedded, self._in_flight = server.embedded, server.in_flight
         self._holds = model.model_path
+        self._vocab = server.vocab_size or await asyncio.to_thread(staging.vocabulary, self._holds)
         if self._version == known:  # else a swap ended meanwhile and knows better
             self._version = found.version
         return found
@@ -113,6 +114,7 @@ class SGLangEngine:
         limit_s = min(deadline_s, self._request_timeout_s)
         started = time.monotonic()
         sent = await self._know_version(limit_s)
+        self._refuse_unknown(tokens)
         body = {
             "rid": rid,
             "input_ids": list(tokens),
@@ -148,6 +150,14 @@ class SGLangEngine:
         if reply.finish == "abort":
             self._lost_tokens += len(reply.tokens)
         return reply
+
+    def _refuse_unknown(self, tokens: Sequence[int]) -> None:
+        """SGLang does not look, and ends at the first token that its model does not know."""
+        if tokens and self._vocab is not None and not 0 <= min(tokens) <= max(tokens) < self._vocab:
+            raise AgentRLError(
+                f"engine {self._name} at {self._url}: not sent, a token is outside of 0..{self._vocab - 1}",
+                hint="Is it the tokenizer of this model?",
+            )
 
     async def _know_version(self, deadline_s: float) -> Version:
         """A paused engine would hold the request anyway; sent after the swap it carries the new version's key."""

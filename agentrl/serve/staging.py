@@ -17,6 +17,7 @@ from agentrl.errors import DataError
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
 Layout = dict[str, tuple[int, ...]]  # tensor name -> shape
@@ -70,6 +71,24 @@ def layout(folder: Path) -> Layout:
         if absent := sorted(listed.keys() - found.keys()):
             raise DataError(f"{folder}: {absent[0]} of {INDEX} is absent", hint="Publish this version again.")
     return found
+
+
+def vocabulary(folder: str) -> int | None:
+    """Number of tokens that the model in `folder` knows; None where its configuration does not say or is not here."""
+    try:
+        config = msgspec.json.decode((Path(folder) / CONFIG).read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return config.vocab_size or (config.text_config and config.text_config.vocab_size)
+
+
+class _TextConfig(msgspec.Struct):
+    vocab_size: int | None = None
+
+
+class _Config(msgspec.Struct):
+    vocab_size: int | None = None
+    text_config: _TextConfig | None = None
 
 
 class _Index(msgspec.Struct):
