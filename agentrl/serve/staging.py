@@ -79,16 +79,12 @@ def vocabulary(folder: str) -> int | None:
         config = msgspec.json.decode((Path(folder) / CONFIG).read_bytes(), type=_Config)
     except (OSError, msgspec.MsgspecError):
         return None
-    return config.vocab_size or (config.text_config and config.text_config.vocab_size)
-
-
-class _TextConfig(msgspec.Struct):
-    vocab_size: int | None = None
+    return config.vocab_size if config.text_config is None else config.text_config.vocab_size
 
 
 class _Config(msgspec.Struct):
     vocab_size: int | None = None
-    text_config: _TextConfig | None = None
+    text_config: _Config | None = None  # of models that also see
 
 
 class _Index(msgspec.Struct):

@@ -166,7 +166,7 @@ def test_top_p_leaves_only_the_likeliest(served: Served) -> None:
 def test_what_cannot_be_computed_is_refused(served: Served, prompt: list[int]) -> None:
     async def check() -> None:
         async with client(served) as engine:
-            with pytest.raises(AgentRLError, match="answered 400|outside of 0"):
+            with pytest.raises(AgentRLError, match=r"answered 400|outside of 0"):
                 await ask(engine, prompt, 16)
             assert (await ask(engine, [1], 1)).finish == "length"
 
