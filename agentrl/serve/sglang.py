@@ -231,7 +231,9 @@ class SGLangEngine:
     async def _look_at(self, path: str, deadline_s: float) -> None:
         try:
             async with asyncio.timeout(deadline_s):
-                await asyncio.to_thread(staging.fits, path, self._holds)
+                # the first version is the user's: it may hold what our trainer does not write, such as a draft layer
+                complete = self._version not in (None, 0)
+                await asyncio.to_thread(staging.fits, path, self._holds, complete=complete)
         except DataError as exc:
             raise DataError(f"engine {self._name} at {self._url} was refused it: {exc}", hint=exc.hint) from exc
         except TimeoutError as exc:

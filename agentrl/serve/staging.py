@@ -45,14 +45,19 @@ def verify(path: str, version: Version) -> int:
     return total
 
 
-def fits(path: str, held: str) -> None:
-    """DataError where the folder at `path` is not whole, or where a tensor has another shape than in the folder `held`,
-    if that is still there. Reads headers only. Blocks."""
+def fits(path: str, held: str, *, complete: bool) -> None:
+    """DataError where the folder at `path` is not whole, or does not go with the folder `held`, if that is still there:
+    a tensor has another shape or, where it should be as `complete`, is missing. Reads headers only. Blocks.
+
+    A tensor that is missing SGLang takes from the weights before, and says nothing.
+    """
     new = layout(Path(path))
     try:
         old = layout(Path(held))
     except DataError:
         return
+    if complete and (missing := sorted(old.keys() - new.keys())):
+        raise DataError(f"{path}: {missing[0]} is missing, the engine holds it", hint="Is it the same model?")
     wrong = [name for name, shape in new.items() if old.get(name, shape) != shape]
     if wrong:
         was, found = old[wrong[0]], new[wrong[0]]

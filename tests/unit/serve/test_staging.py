@@ -54,9 +54,27 @@ def test_another_shape_than_the_engine_holds_is_refused(tmp_path: Path) -> None:
     write_weights(tmp_path / "held", SHAPES)
     write_weights(tmp_path / "new", {**SHAPES, "embed": (4, 5)})
     with pytest.raises(DataError, match=r"embed has shape \(4, 5\), the engine holds \(4, 3\)"):
-        staging.fits(str(tmp_path / "new"), str(tmp_path / "held"))
+        staging.fits(str(tmp_path / "new"), str(tmp_path / "held"), complete=False)
+
+
+def test_less_than_the_engine_holds_is_refused_where_one_writer_made_both(tmp_path: Path) -> None:
+    write_weights(tmp_path / "held", SHAPES)
+    write_weights(tmp_path / "new", {"embed": (4, 3), "scale": ()})
+    staging.fits(str(tmp_path / "new"), str(tmp_path / "held"), complete=False)
+    with pytest.raises(DataError, match=r"layers\.0\.norm is missing"):
+        staging.fits(str(tmp_path / "new"), str(tmp_path / "held"), complete=True)
 
 
 def test_a_held_folder_that_is_gone_says_nothing(tmp_path: Path) -> None:
     write_weights(tmp_path / "new", SHAPES)
-    staging.fits(str(tmp_path / "new"), str(tmp_path / "gone"))
+    staging.fits(str(tmp_path / "new"), str(tmp_path / "gone"), complete=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [('{"vocab_size": 512}', 512), ('{"text_config": {"vocab_size": 7}}', 7), ("{}", None), ("no", None)],
+)
+def test_the_vocabulary_is_what_the_model_says(tmp_path: Path, config: str, found: int | None) -> None:
+    (tmp_path / staging.CONFIG).write_text(config)
+    assert staging.vocabulary(str(tmp_path)) == found
+    assert staging.vocabulary(str(tmp_path / "gone")) is None
