@@ -79,7 +79,7 @@ async def _session(recipe: Recipe, folder: Path, *, quiet: bool, fixed_weights: 
         _log_to(folder / "logs" / "run.log")
         if not quiet:
             _mention_services(recipe)
-            console.print(f"[dim]run folder[/] {folder}", soft_wrap=True)
+            console.print(f"[dim]run folder[/] {folder}  [dim]see it:[/] agentrl top {folder}", soft_wrap=True)
         _on_interrupt(live)
         await live.drive()
         return live.summary()

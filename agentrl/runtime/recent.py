@@ -47,6 +47,7 @@ class Recent:
         self._last_cut = 0.0
         self._waited = 0.0
         self._late = 0
+        self._over = False
         self._flow: dict[str, deque[tuple[float, TrajectoryFacts]]] = {}
         self._tokens: dict[GroupId, list[int]] = {}  # transcript lengths of open groups
         self._completed: Counter[str] = Counter()
@@ -76,6 +77,7 @@ class Recent:
                 self.down.pop(event.host, None)
             case news.Resumed():
                 self.down.clear()
+                self._over = False
             case _:
                 pass
         self._late = core.ledger.late
@@ -102,6 +104,8 @@ class Recent:
                     self._cut(now, order)
                 case orders.DropGroup():
                     self._tokens.pop(order.group, None)
+                case orders.Finish():
+                    self._over = True
                 case _:
                     pass
         if core.trainer != self._trainer:
@@ -137,7 +141,8 @@ class Recent:
 
     def waited(self, now: float) -> float:
         """Since the first batch was cut, the wait that goes on included."""
-        going_on = now - self._since if self._trainer == "ready" and self._first_cut is not None else 0.0
+        waits = self._trainer == "ready" and self._first_cut is not None and not self._over
+        going_on = now - self._since if waits else 0.0
         return self._waited + max(0.0, going_on)
 
     def watched(self, now: float) -> float:

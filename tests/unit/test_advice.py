@@ -1,0 +1,134 @@
+"""Each advice by causing it, one by one: a healthy run with one thing changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentrl.recipe.schema import Recipe
+from agentrl.records import Version
+from agentrl.runtime.status import DownStatus, Status
+from agentrl.tui.advice import Advice, advise
+from scripts.recipe_reference import sections
+from tests import scenes
+from tests.scenes import NOW, engine, group, host, steps
+
+
+def changed(**more: Any) -> Status:
+    return msgspec.structs.replace(scenes.healthy(), **more)
+
+
+WAITING: dict[str, Any] = {"trainer": "ready", "trainer_for_s": 40.0, "bank": 0}
+IDLE = steps(10, interval_s=40.0, waited_s=20.0, train_s=8.0)
+FULL = tuple(engine(f"e{i}", 42, running=64) for i in range(3))
+SPARE = tuple(engine(f"e{i}", 42, running=20) for i in range(3))
+
+ALARMS = {
+    "draining": changed(draining=True),
+    "paused": changed(paused=True),
+    "engine-down": changed(down=(DownStatus(name="e1", kind="engine", at_s=NOW - 12, reason="it ended with code 9"),)),
+    "host-down": scenes.lost_host(),
+    "failing": changed(failing=4, last_fault="g7.m1.t0: h0 does not answer"),
+    "trainer-slow": changed(trainer_for_s=90.0),
+    "trainer-absent": changed(trainer="absent", trainer_for_s=25.0, bank=8),
+    "straggler": scenes.straggler(),
+    "quiet": changed(quiet_s=320.0, blockers="no task is offered"),
+}
+
+HINTS = {
+    "engine-bound": changed(recent=IDLE, engines=FULL, attempts=192),
+    "attempts-bound": changed(recent=IDLE, engines=SPARE, attempts=192),
+    "widen": changed(recent=IDLE, engines=SPARE, places_used=24),
+    "trainer-bound": scenes.trainer_bound(),
+    "narrow": changed(recent=steps(10, interval_s=40.0, waited_s=0.1, train_s=40.0, age=3), bank=17),
+    "kv": changed(engines=(engine("e0", 42, kv_used_tokens=510_000, waiting=12),)),
+    "lane": changed(sandboxes=(host("h0", verify=20),)),
+    "stale": changed(dropped={"stale": 40}),
+    "near-K": changed(recent=steps(10, interval_s=40.0, waited_s=2.0, train_s=8.0, age=4)),
+    "short-bias": changed(length_ratio=0.71),
+}
+
+FIGURES = {
+    "engine-down": ("e1", "12 s", "code 9"),
+    "host-down": ("h1", "33 s"),
+    "failing": ("4 attempts", "g7.m1.t0"),
+    "trainer-slow": ("90 s", "8.8 s"),
+    "trainer-absent": ("25 s",),
+    "straggler": ("g335.m7.t0", "312 s", "e0/1", "h0", "7 of 8"),
+    "quiet": ("320 s", "no task is offered"),
+    "engine-bound": ("192 of 192",),
+    "attempts-bound": ("192 conversations", "60 of 192"),
+    "widen": ("24 of 24",),
+    "trainer-bound": ("15 groups", "8"),
+    "narrow": ("17 groups",),
+    "kv": ("e0", "97 %", "12 requests"),
+    "lane": ("verify", "h0", "16 places", "20 wait", "6.0 s", "10 CPUs"),
+    "stale": ("40 of 352",),
+    "near-K": ("4.0", "K is 4"),
+    "short-bias": ("0.71",),
+}
+
+
+def named(found: list[Advice]) -> list[str]:
+    return [advice.name for advice in found]
+
+
+def test_a_healthy_run_needs_none() -> None:
+    assert advise([scenes.healthy()]) == []
+    assert advise([]) == []
+
+
+@pytest.mark.parametrize("name", ALARMS)
+def test_an_alarm(name: str) -> None:
+    [first, *_] = advise([ALARMS[name]])
+    assert (first.name, first.alarm) == (name, True)
+    assert all(figure in first.saw for figure in FIGURES.get(name, ())), first.saw
+    assert first.change
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_hint(name: str) -> None:
+    [first] = advise([HINTS[name]])
+    assert (first.name, first.alarm) == (name, False)
+    assert all(figure in first.saw for figure in FIGURES[name]), first.saw
+    assert first.change
+    assert first.key
+
+
+def test_an_engine_that_hangs_in_a_phase() -> None:
+    def at(now: float) -> Status:
+        stuck = engine("e1", 41, phase="swapping to v42")
+        return changed(now_s=now, engines=(engine("e0", 42), stuck), version=Version(42))
+
+    assert advise([at(0.0), at(30.0)]) == []
+    assert named(advise([at(0.0), at(30.0), at(75.0)])) == ["engine-stuck"]
+    assert "75 s" in advise([at(0.0), at(75.0)])[0].saw
+    assert advise([at(0.0), changed(now_s=50.0), at(75.0)]) == []
+
+
+def test_no_hint_while_an_alarm_is_on() -> None:
+    both = msgspec.structs.replace(HINTS["kv"], paused=True)
+    assert named(advise([both])) == ["paused"]
+
+
+def test_no_hint_before_there_are_steps_to_draw_it_from() -> None:
+    assert advise([msgspec.structs.replace(HINTS["kv"], recent=scenes.healthy().recent[:4])]) == []
+
+
+def test_a_run_that_is_over_needs_no_advice() -> None:
+    assert advise([changed(outcome="done", paused=True)]) == []
+
+
+def test_a_wait_is_no_straggler_while_siblings_take_as_long() -> None:
+    usual = tuple(group(331 + i, 4, slow_s=25.0) for i in range(4))
+    assert advise([changed(**WAITING, groups=usual)]) == []
+
+
+@pytest.mark.parametrize("status", [*ALARMS.values(), *HINTS.values()], ids=[*ALARMS, *HINTS])
+def test_every_key_is_one_of_the_recipe(status: Status) -> None:
+    known = {f"{where.strip('`[]')}.{name}" for where, kind in sections(Recipe, "") for name in kind.__struct_fields__}
+    for advice in advise([status]):
+        for key in advice.key.split(", ") if advice.key else ():
+            assert key in known
