@@ -6,7 +6,6 @@ One process per kind serves the whole module; tests leave it unpaused and say th
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import uuid
 from collections.abc import Coroutine, Iterator
@@ -19,7 +18,6 @@ from agentrl.errors import AgentRLError, DataError, DeadlineError, EngineLost
 from agentrl.records import LoadReport, Version
 from agentrl.serve.sglang import SGLangEngine
 from tests.engines import (
-    SGLANG_PYTHON,
     VOCAB,
     Served,
     ask,
@@ -31,6 +29,7 @@ from tests.engines import (
     serve,
     until,
 )
+from tests.live.sglang.marks import needs_sglang
 
 pytestmark = pytest.mark.live
 
@@ -46,16 +45,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "embedded",
-        pytest.param(
-            "sglang",
-            marks=[
-                pytest.mark.sglang,
-                pytest.mark.skipif(SGLANG_PYTHON not in os.environ, reason=f"{SGLANG_PYTHON} is not set"),
-            ],
-        ),
-    ],
+    params=["embedded", pytest.param("sglang", marks=needs_sglang)],
 )
 def served(
     request: pytest.FixtureRequest, checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
