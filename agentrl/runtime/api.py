@@ -175,14 +175,13 @@ class Face:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
-        with self.stream.reader() as queue:
+        with self.stream.reader() as queue, contextlib.suppress(ConnectionResetError):  # the reader has gone
             while (line := await queue.get()) is not None:
                 await response.write(b"data: " + line + b"\n\n")
         return response
 
     async def _claim(self, request: web.Request) -> web.Response:
         asked = await _body(request, wire.ClaimRequest)
-        self._driver.progressed()
         claim = await self._desk.claim(asked)
         if claim is None:
             return web.Response(status=204)

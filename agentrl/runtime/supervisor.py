@@ -24,6 +24,7 @@ Post = Callable[[news.Event], None]
 
 _PROBE_EVERY_S = 2.0
 _PROBE_DEADLINE_S = 5.0
+_SIGN_EVERY_S = 10.0  # while something starts
 _PROBES_LOST = 3  # in a row, before an engine whose process lives is given up
 
 
@@ -115,12 +116,23 @@ class Keeper(ABC, Generic[R]):
 
     async def _started(self, *, first: bool) -> R | None:
         try:
-            return await self._start()
+            return await self._start_in_sight()
         except AgentRLError as exc:
             if first:
                 raise  # a run that cannot even start says so at once
             log.error("%s did not start: %s", self.name, exc)
             return None
+
+    async def _start_in_sight(self) -> R:
+        """A start has its own deadline and may take longer than a stall: meanwhile the core hears that it goes on."""
+        starting = asyncio.ensure_future(self._start())
+        try:
+            while not (await asyncio.wait({starting}, timeout=_SIGN_EVERY_S))[0]:
+                self._post(news.Progressed(turns=0))
+            return starting.result()
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
     async def _watch(self, running: R) -> str:
         """Returns why the incarnation is over."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from agentrl.bench.laws import play, sweep
@@ -44,3 +47,11 @@ def test_a_kind_world_trains_every_step_and_loses_nothing() -> None:
         assert outcome.core.ledger.retried == 0
         assert outcome.core.ledger.late == 0
         assert set(outcome.core.ledger.dropped) <= {"end", "stale"}
+
+
+def test_a_run_in_which_everybody_hangs_ends_and_names_them() -> None:
+    hung = msgspec.structs.replace(draw_policy(stream(0, "policy")), attempt_timeout_s=1e6, stall_s=100.0)
+    outcome = run(RudeRun(0, dataclasses.replace(KIND, hang=1.0), hung).play())
+    assert outcome.finish.outcome == "no-progress"
+    assert "waiting for g0.m0.t0 (on e" in outcome.finish.detail
+    assert outcome.elapsed_s < 250.0

@@ -129,6 +129,7 @@ def test_a_trainer_claims_renews_and_acknowledges() -> None:
     async def body(face: Face, driver: Driver, desk: TrainerDesk, ask: Ask) -> None:
         asked = wire.ClaimRequest(trainer="t", version=Version(0), lease_s=5.0, wait_s=0.0)
         assert await ask("POST", wire.CLAIM, asked) == (204, None)
+        assert driver.inbox.empty()  # a trainer that waits is no sign that anything moves
         status, refusal = await ask("POST", wire.CLAIM, msgspec.structs.replace(asked, version=Version(2)))
         assert (status, refusal["error"]["expected"]) == (409, 0)
         batch = Batch(id=0, version=Version(0), bound=2, proofs=(), trajectories=())
