@@ -89,7 +89,7 @@ def _missing(status: Status, missing: int, width: int, room: int) -> list[Text]:
         slow = slowest(group)
         lacks = f"{group.done}/{group.siblings}"
         if slow is None:
-            rows.append((f"g{group.id}", lacks, "", "", "", "waits for a place"))
+            rows.append((f"g{group.id}", lacks, Text("no place", style=DIM), "", "", ""))
         else:
             style = level(slow.for_s / (status.attempt_timeout_s or slow.for_s or 1), fair=0.3, bad=0.7)
             for_s = Text(took(slow.for_s), style=style)
@@ -260,8 +260,8 @@ def verdict(view: View, width: int, height: int) -> list[Text]:
     """Is the trainer waiting, why, and what to do: the first advice, or that there is none."""
     status = view.status
     if not view.advice:
-        waits = status.trainer == "ready" and not status.outcome
-        calm = line(trainer_state(status), status.blockers if waits else "nothing to change")
+        why = "" if status.outcome else status.blockers if status.trainer == "ready" else "nothing to change"
+        calm = line(trainer_state(status), why)
         return [*_folded(calm, width, height - 1), fit(Text(_pace(status), style=DIM), width)]
     first = view.advice[0]
     mark = Text("▲", style=BAD) if first.alarm else Text("●", style=FAIR)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.errors import AgentRLError, DeadlineError, UserError
+from agentrl.errors import AgentRLError, DeadlineError, UnavailableError, UserError
 from agentrl.journal.reader import JournalReader
 from agentrl.recipe.load import load
 from agentrl.records import AttemptId, Turn
@@ -55,11 +55,12 @@ class LiveFeed:
             note = ""
             try:
                 status = msgspec.convert(await self._face.status(), Status)
-            except DeadlineError as exc:  # busy: it may answer again
+            except (DeadlineError, msgspec.ValidationError) as exc:  # busy: it may answer again; or of another version
                 note = str(exc)
-            except (AgentRLError, msgspec.ValidationError) as exc:
+            except UnavailableError:
                 if status is not None:
-                    show(Frame(status=status, news=self._taken(), note=f"over: {exc}"))
+                    over = msgspec.structs.replace(status, outcome="over")
+                    show(Frame(status=over, news=self._taken(), note="the run is over; play it: agentrl top FOLDER"))
                 return
             if status is not None:
                 show(Frame(status=status, news=self._taken(), note=note))

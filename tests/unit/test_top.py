@@ -170,6 +170,7 @@ def test_a_live_run_is_followed_to_its_end() -> None:
         while not shown.empty():
             frame = shown.get_nowait()
         assert "over" in frame.note
+        assert frame.status.outcome == "over"
 
     with_feed(body)
 
