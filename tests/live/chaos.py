@@ -88,9 +88,9 @@ class Run:
 
 
 def run_with_kills(
-    kinds: list[str], *, seed: int, steps: int, gap_s: tuple[float, float], overrides: list[str]
+    kinds: list[str], *, seed: int, steps: int, gap_s: tuple[float, float], overrides: list[str], drain: bool = False
 ) -> Report:
-    """Play `kinds` in order, one kill each, then let the run finish."""
+    """Play `kinds` in order, one kill each, then let the run finish, or drain it."""
     rng, report = random.Random(seed), Report()
     folder = Path(tempfile.mkdtemp(prefix="agentrl-chaos-")) / "run"
     run = Run(folder, "recipes/local.toml", [f"steps={steps}", f"seed={seed}", *overrides])
@@ -110,6 +110,8 @@ def run_with_kills(
         report.kills[kind] += 1
         if kind == "parent":
             run.again()
+    if drain:
+        run.process.send_signal(signal.SIGINT)
     code = run.process.wait(timeout=900)
     report.summary = json.loads((folder / "summary.json").read_text()) | {"exit_code": code}
     _account(report, acknowledged, folder)
@@ -207,16 +209,16 @@ def main() -> None:
     parser.add_argument("--kill", choices=sorted(_MARKS), action="append", help="whom; default: everyone")
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--gap", type=float, nargs=2, default=(3.0, 9.0))
+    parser.add_argument("--gap", type=float, nargs=2, default=(6.0, 12.0), help="seconds between two kills")
     options = parser.parse_args()
     for kind in options.kill or sorted(_MARKS):
         report = run_with_kills(
             [kind] * options.times,
             seed=options.seed,
-            steps=options.steps,
+            steps=10_000,
             gap_s=tuple(options.gap),
             overrides=["engines.restarts=100", "sandbox.restarts=100", "train.restarts=100"],
+            drain=True,
         )
         summary = report.summary
         print(
