@@ -271,6 +271,7 @@ def test_a_deadline_frees_the_engine(served: Served) -> None:
                 await engine.resume(deadline_s=10)
             await until(lambda: _is(running(engine), 0))
             assert (await ask(engine, [1, 2, 3], 2)).finish == "length"
+            await until(lambda: _is(running(engine), 0), deadline_s=2.0)  # nor did it come to run after the pause
 
     asyncio.run(check())
 

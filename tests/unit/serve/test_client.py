@@ -186,6 +186,12 @@ def test_garbage_is_an_engine_lost(body: bytes, status: int, weights: Path) -> N
     asyncio.run(check())
 
 
+def test_an_engine_that_has_made_nothing_yet_counts_no_token() -> None:
+    assert wire.generated_tokens(b'# HELP x\nsglang:page_size{tp_rank="0"} 1.0\n') == 0
+    with pytest.raises(wire.Nonsense, match="enable-metrics"):
+        wire.generated_tokens(b"# HELP x\nprocess_cpu_seconds 1.0\n")
+
+
 def test_a_connection_that_breaks_is_sent_once() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
