@@ -80,8 +80,8 @@ class Top(App[None]):
             yield Panel(self._of(panels.engines), "3 engines", name="engines", heading=1)
             yield Panel(self._of(panels.lanes), "4 sandboxes", name="lanes")
         with Container(id="below"):
-            yield Panel(self._groups, "5 groups", name="groups", heading=1, cursor=True)
-            yield Panel(self._entries, "6 advice and events", name="log")
+            yield Panel(self._groups, name="groups", heading=1, cursor=True, length=lambda: len(self.shown_groups()))
+            yield Panel(self._entries, "6 advice and events", name="log", length=lambda: len(self._items()))
         yield Input(placeholder="filter groups and log", id="filter")
         yield Footer(show_command_palette=False)
 
@@ -136,15 +136,19 @@ class Top(App[None]):
         panel = self.query_one("#groups", Panel)
         wanted = f"  filter: {self._pattern}" if self._pattern else ""
         panel.border_title = f"5 groups {len(found)}  by {self._sort}{wanted}"
-        return groups.table(self._view.status, found, width)
+        return groups.table(self._view.status, found[panel.window], width)
 
     def shown_groups(self) -> list[GroupStatus]:
         return [] if self._view is None else groups.chosen(self._view.status, self._sort, self._pattern)
 
     def _entries(self, width: int, height: int) -> Sequence[Text]:
+        shown = self._items()[self.query_one("#log", Panel).window]
+        return [item.text if isinstance(item, log.Entry) else item for item in shown]
+
+    def _items(self) -> list[Text | log.Entry]:
+        """Advice that the verdict has no room for, then what happened, the newest first."""
         advice = panels.advice_lines(self._view.advice[1:]) if self._view else []
-        found = [entry for entry in reversed(self._told) if self._pattern in entry[1].lower()]
-        return advice + [entry.text for entry in found]
+        return [*advice, *(entry for entry in reversed(self._told) if self._pattern in entry[1].lower())]
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 

@@ -70,11 +70,18 @@ def spark(values: Sequence[float], width: int, *, top: float | None = None, styl
 
 def fit(cell: Cell, width: int, align: str = "<") -> Text:
     """Exactly `width` cells; what is too long ends in `…`."""
-    text = cell.copy() if isinstance(cell, Text) else Text(cell)
-    if text.cell_len > width:
+    return Text.assemble(*_sized(cell, width, align))
+
+
+def _sized(cell: Cell, width: int, align: str) -> tuple[Cell, Cell]:
+    """The pieces of it: plain ones stay plain, which is cheaper."""
+    wide = _cells(cell)
+    if wide > width:
+        text = cell.copy() if isinstance(cell, Text) else Text(cell)
         text.truncate(max(0, width), overflow="ellipsis")
-    space = " " * (width - text.cell_len)
-    return Text.assemble(space, text) if align == ">" else Text.assemble(text, space)
+        return text, ""
+    space = " " * (width - wide)
+    return (space, cell) if align == ">" else (cell, space)
 
 
 def line(*parts: Cell, gap: str = "  ") -> Text:
@@ -103,10 +110,16 @@ def columns(rows: Iterable[Sequence[Cell]], names: Sequence[str], width: int) ->
         kept, used = kept + 1, used + wide + (1 if kept else 0)
     last = kept - 1
     widths[last] = max(0, width - sum(widths[:last]) - last)
-    return [
-        Text(" ").join(fit(row[i], widths[i], aligns[i] if i < last else "<") for i in range(kept))
-        for row in [tuple(heads), *table]
-    ]
+    aligns[last] = "<"
+    return [_row(row[:kept], widths, aligns) for row in [tuple(heads), *table]]
+
+
+def _row(cells: Sequence[Cell], widths: Sequence[int], aligns: Sequence[str]) -> Text:
+    pieces: list[Cell] = []
+    for cell, width, align in zip(cells, widths, aligns, strict=False):
+        pieces += _sized(cell, width, align)
+        pieces.append(" ")
+    return Text.assemble(*pieces[:-1])
 
 
 def _cells(cell: Cell) -> int:

@@ -260,8 +260,8 @@ def verdict(view: View, width: int, height: int) -> list[Text]:
     """Is the trainer waiting, why, and what to do: the first advice, or that there is none."""
     status = view.status
     if not view.advice:
-        why = "" if status.outcome else status.blockers if status.trainer == "ready" else "nothing to change"
-        calm = line(trainer_state(status), why)
+        calmly = "" if status.outcome else status.blockers if status.trainer == "ready" else "nothing to change"
+        calm = line(trainer_state(status), calmly)
         return [*_folded(calm, width, height - 1), fit(Text(_pace(status), style=DIM), width)]
     first = view.advice[0]
     mark = Text("▲", style=BAD) if first.alarm else Text("●", style=FAIR)

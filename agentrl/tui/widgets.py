@@ -17,7 +17,10 @@ Lines = Callable[[int, int], Sequence[Text]]
 
 
 class Panel(Widget, can_focus=True):
-    """Draws `lines`. heading: how many of them stay when the rest scrolls. cursor: whether one of them is marked."""
+    """Draws `lines`. heading: how many of them stay when the rest scrolls. cursor: whether one of them is marked.
+
+    length: for long lists; then `lines` gives the heading and only those of `window`, out of so many.
+    """
 
     BINDINGS = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -34,38 +37,61 @@ class Panel(Widget, can_focus=True):
             self.panel = panel
             self.row = row
 
-    def __init__(self, lines: Lines, title: str = "", *, name: str, heading: int = 0, cursor: bool = False) -> None:
+    def __init__(
+        self,
+        lines: Lines,
+        title: str = "",
+        *,
+        name: str,
+        heading: int = 0,
+        cursor: bool = False,
+        length: Callable[[], int] | None = None,
+    ) -> None:
         super().__init__(id=name)
         self.border_title = title
         self.row = 0
+        self.window = slice(0, 0)
         self._lines = lines
         self._heading = heading
         self._cursor = cursor
-        self._top = 0
+        self._length = length
         self._count = 0
 
     def render(self) -> Text:
         width, height = self.size.width, self.size.height
-        drawn = list(self._lines(width, height))
-        head, body = drawn[: self._heading], drawn[self._heading :]
-        room, self._count = max(1, height - len(head)), len(body)
-        self.row = max(0, min(self.row, len(body) - 1))
-        if self._cursor:
-            self._top = max(self.row - room + 1, min(self._top, self.row))
-        self._top = max(0, min(self._top, len(body) - room))
-        shown = body[self._top : self._top + room]
+        room = max(1, height - self._heading)
+        if self._length is not None:
+            self._settle(self._length(), room)
+            drawn = list(self._lines(width, height))
+            head, shown = drawn[: self._heading], drawn[self._heading :]
+        else:
+            drawn = list(self._lines(width, height))
+            head, body = drawn[: self._heading], drawn[self._heading :]
+            self._settle(len(body), room)
+            shown = body[self.window]
         if self._cursor and self.has_focus and shown:
-            at = self.row - self._top
-            shown = [*shown[:at], _marked(shown[at], width), *shown[at + 1 :]]
-        left = len(body) - self._top - len(shown)
+            at = self.row - self.window.start
+            shown[at] = _marked(shown[at], width)
+        left = self._count - self.window.stop
         self.border_subtitle = f"{left} more ↓" if left > 0 else ""
         return Text("\n").join(fit(each, width) for each in [*head, *shown])
+
+    def _settle(self, count: int, room: int) -> None:
+        """Which lines are in sight, now that there are `count`: the cursor's among them."""
+        self._count = count
+        self.row = max(0, min(self.row, count - 1))
+        top = self.window.start
+        if self._cursor:
+            top = max(self.row - room + 1, min(top, self.row))
+        top = max(0, min(top, count - room))
+        self.window = slice(top, min(count, top + room))
 
     def action_move(self, by: int) -> None:
         if self._cursor:
             self.row = max(0, min(self.row + by, self._count - 1))
         else:
-            self._top = max(0, self._top + by)
+            top = max(0, self.window.start + by)
+            self.window = slice(top, top)
         self.refresh()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -78,7 +104,7 @@ class Panel(Widget, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         if self._cursor:
-            self.row = max(0, min(self._top + event.y - 1 - self._heading, self._count - 1))
+            self.row = max(0, min(self.window.start + event.y - 1 - self._heading, self._count - 1))
             self.refresh()
 
     def key_enter(self) -> None:

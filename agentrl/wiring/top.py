@@ -23,8 +23,9 @@ from agentrl.scheduler.core import Core
 from agentrl.wiring.attach import FaceClient, LiveRun
 from agentrl.wiring.derive import policy_of
 
-_LEAST_S = 0.5  # between two pictures, however much happens
-_MOST_S = 2.0  # and where nothing does: waits grow all the same
+_LEAST_S = 1.0  # between two pictures of a live run, however much happens: a screen of thousands of attempts costs
+_MOST_S = 2.0  # where nothing does: waits grow all the same
+_PLAY_S = 0.5  # between two pictures of a recording
 _NEWS = 500  # of a recording, between two pictures
 
 
@@ -143,9 +144,9 @@ class Recording:
                 now = await loop.run_in_executor(thread, playing.forward, self._until)
                 while not playing.ended:
                     show(playing.shown(now))
-                    await asyncio.sleep(_LEAST_S)
+                    await asyncio.sleep(_PLAY_S)
                     await self._going.wait()
-                    now = await loop.run_in_executor(thread, playing.forward, now + _LEAST_S * self._speed)
+                    now = await loop.run_in_executor(thread, playing.forward, now + _PLAY_S * self._speed)
                 show(playing.shown(playing.at, note="the recording ends here"))
             finally:
                 thread.submit(events.close)
