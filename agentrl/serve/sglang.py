@@ -282,9 +282,9 @@ class SGLangEngine:
         self._sane(lambda: wire.decode(raw, wire.Update))
 
     async def aclose(self) -> None:
+        self._closed = True  # first: closing takes a moment, in which others may still call
         if self._session is not None:
             await self._session.close()
-        self._closed = True
 
     # --- HTTP ---
 
