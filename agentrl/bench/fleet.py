@@ -53,6 +53,8 @@ class Recorder(Listener):
 
     def swapped(self, engine: str, report: LoadReport, began: float, others_tokens: int) -> None:
         self.swaps.append(report)
+        self.generated += report.lost_tokens
+        self.wasted += report.lost_tokens
 
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
         if isinstance(event, news.AttemptEnded):
@@ -66,7 +68,8 @@ class Recorder(Listener):
                 case orders.TrainOn():
                     self._cut(now, order)
                 case orders.DropGroup():
-                    self.wasted += self._spent.pop(order.group, 0)
+                    spent = self._spent.pop(order.group, 0)
+                    self.wasted += spent if order.reason != "end" else 0
                 case _:
                     pass
 
@@ -85,6 +88,7 @@ class Recorder(Listener):
                 "generated": kept,
                 "age_max": max(order.version - proof.oldest for proof in order.proofs),
                 "age_mean": mean(order.version - f.oldest for f in facts),
+                "ages": dict(Counter(order.version - f.oldest for f in facts)),
             }
         )
 
@@ -97,6 +101,8 @@ class Recorder(Listener):
         hosts = self.fleet.hosts.values() if self.fleet is not None else []
         return {
             "interval_s": median(intervals),
+            "mean_s": mean(intervals),
+            "cold_s": self.cuts[0]["interval_s"],
             "intervals_s": intervals,
             "trajectories_per_min": 60 * mean(cut["trajectories"] for cut in cuts) / mean(intervals),
             "tokens_per_min": 60 * sum(cut["tokens"] for cut in cuts) / sum(intervals),
@@ -105,6 +111,7 @@ class Recorder(Listener):
             "wasted_share": self.wasted / max(1, self.generated),
             "age_max": max(cut["age_max"] for cut in cuts),
             "age_mean": mean(cut["age_mean"] for cut in cuts),
+            "ages": dict(sum((Counter(cut["ages"]) for cut in cuts), Counter[int]())),
             "reuse": self.cached / max(1, self.prompt),
             "peak_sandboxes": sum(host.peak for host in hosts),
             "peak_kv": self.peak_kv,

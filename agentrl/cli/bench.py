@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json as text
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
-from agentrl.cli.common import FAILED, Quiet, Set, console, out, table
-from agentrl.recipe.load import load
+from agentrl.bench.sim.sheet import Sheet, beside
+from agentrl.cli.common import FAILED, Quiet, RecipeFile, Set, console, out, table
+from agentrl.recipe.load import load, load_sim
 from agentrl.recipe.schema import Recipe
 
 app = typer.Typer(
     help="Measured and simulated figures, printed as a table. Say beside a measured one what else the machine did.",
     no_args_is_help=True,
 )
+
+
+class Arms(StrEnum):
+    LADDER = "ladder"
+    SERVING = "serving"
+    PUBLICATION = "publication"
+
 
 MaybeRecipe = Annotated[Path | None, typer.Argument(help="Default: the part's own defaults.", show_default=False)]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file; - is stdout.")]
@@ -70,6 +80,42 @@ def laws(
     _give(figures, lambda to: part.show(figures), json, quiet)
     if figures["failures"]:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def sim(
+    recipe: RecipeFile,
+    arms: Annotated[Arms, typer.Option(help="Which comparison.")] = Arms.LADDER,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, from the recipe's seed on.")] = 3,
+    figures: Annotated[Path | None, typer.Option(help="Draw PNG figures into this folder.")] = None,
+    set_: Set = None,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Policies on a simulated fleet in virtual time, set beside published figures. RECIPE: recipes/sim/*.toml."""
+    from agentrl.bench.sim import main as part
+
+    loaded = load_sim(recipe, overrides=set_ or [])
+    _say(quiet, f"simulating {arms} of {loaded.name}, {seeds} seeds")
+    sheet = part.run(loaded, arms, seeds)
+    if figures is not None:
+        from agentrl.bench.figures import draw
+
+        for path in draw(sheet, figures):
+            _say(quiet, f"drew {path}")
+    _give(msgspec.to_builtins(sheet, enc_hook=str), lambda to: _draw_sheet(to, sheet), json, quiet)
+
+
+def _draw_sheet(to: Console, sheet: Sheet) -> None:
+    for made in (*sheet.tables, *([beside(sheet.claims)] if sheet.claims else [])):
+        drawn = table(made.title, *made.columns)
+        for row in made.rows:
+            drawn.add_row(*row)
+        to.print(drawn)
+        to.print()
+    for note in sheet.notes:
+        to.print(f"[dim]{note}[/]")
+    to.print(f"[dim]simulated: {sheet.recipe}, {sheet.seeds} seeds, {sheet.wall_s:.0f} s of wall time[/]")
 
 
 def _recipe(path: Path | None, overrides: list[str] | None) -> Recipe | None:

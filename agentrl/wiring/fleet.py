@@ -34,6 +34,7 @@ from agentrl.sim.clock import run
 from agentrl.sim.fleet.build import host_plan_of, plans_of, policy_of, serving_of
 from agentrl.sim.fleet.engine import EngineModel
 from agentrl.sim.fleet.host import HostModel
+from agentrl.sim.fleet.ops import Plans
 from agentrl.sim.fleet.player import FleetPlayer, PlayerRules
 from agentrl.sim.fleet.roofline import Roofline
 
@@ -44,11 +45,13 @@ class Options:
 
     fixed_weights: no trainer time and no publication, batches are only collected. per_request: each call goes to a
     random rank, as behind a balancer that knows nothing of histories. drain: a swap waits until what runs has ended.
+    sentinel: what is published is a token in place of weights, so nothing is staged.
     """
 
     fixed_weights: bool = False
     per_request: bool = False
     drain: bool = False
+    sentinel: bool = False
 
 
 @dataclass
@@ -58,6 +61,7 @@ class FleetEngine:
 
     model: EngineModel
     in_flight: str = "continue"
+    sentinel: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +86,9 @@ class FleetEngine:
         return self.model.generated_tokens
 
     async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
+        if self.sentinel:
+            self.model.staged = version
+            return 0.0
         return await self.model.stage(version)
 
     async def swap(
@@ -178,16 +185,22 @@ class Fleet:
 
 
 def build_fleet(
-    recipe: SimRecipe, seed: int, options: Options, listener: Listener, *, make_core: Callable[[Policy], Core] = Core
+    recipe: SimRecipe,
+    seed: int,
+    options: Options,
+    listener: Listener,
+    *,
+    make_core: Callable[[Policy], Core] = Core,
+    plans: Plans | None = None,
 ) -> Fleet:
-    """On a running virtual loop. Same seed, same run."""
+    """On a running virtual loop. Same seed, same run. plans: in place of the recipe's own."""
     clock = asyncio.get_running_loop().time
     policy = policy_of(recipe)
     core = make_core(policy)
     models = {f"e{i}": EngineModel(f"e{i}", Roofline(serving_of(recipe))) for i in range(recipe.fleet.hosts)}
     hosts = {f"h{i}": HostModel(f"h{i}", host_plan_of(recipe)) for i in range(recipe.fleet.hosts)}
     rules = PlayerRules(keep_partial=recipe.publish.in_flight != "regenerate")
-    player = FleetPlayer(engines=models, hosts=hosts, plans=plans_of(recipe, seed), clock=clock, rules=rules)
+    player = FleetPlayer(engines=models, hosts=hosts, plans=plans or plans_of(recipe, seed), clock=clock, rules=rules)
     scattered = ScatterPlayer(player, Scatter(models, sim.stream(seed, "scatter")))
     world = World(
         player=scattered if options.per_request else player,
@@ -212,7 +225,7 @@ def build_fleet(
 
 def _engine(name: str, model: EngineModel, host: HostModel, world: World, options: Options) -> Service:
     async def start() -> sim.SimEngineService:
-        engine = FleetEngine(model, "drain" if options.drain else "continue")
+        engine = FleetEngine(model, "drain" if options.drain else "continue", options.sentinel)
         info = await engine.info(deadline_s=1.0)
         return sim.SimEngineService(asyncio.Event(), 0.0, engine, info)  # type: ignore[arg-type]
 
@@ -258,11 +271,12 @@ def simulate(
     *,
     watch: Callable[[Fleet], None] = lambda fleet: None,
     make_core: Callable[[Policy], Core] = Core,
+    plans: Plans | None = None,
 ) -> orders.Finish:
     """Run it to its end in virtual time. watch: called with the fleet before it starts."""
 
     async def main() -> orders.Finish:
-        fleet = build_fleet(recipe, seed, options, listener, make_core=make_core)
+        fleet = build_fleet(recipe, seed, options, listener, make_core=make_core, plans=plans)
         watch(fleet)
         return await fleet.drive()
 

@@ -222,6 +222,10 @@ class HostModel:
         """CPU seconds given to operations so far."""
         return sum(cpus.busy_s for cpus in dict.fromkeys(self._sets.values()))
 
+    def running(self, lane: Lane) -> int:
+        cap = self.plan.lanes[lane].cap if self.plan.lanes else UNLIMITED
+        return cap - self._room[lane]
+
     def waiting(self, lane: Lane) -> int:
         return sum(job.state == "queued" for job in self._queues[lane])
 

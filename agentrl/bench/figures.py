@@ -1,0 +1,200 @@
+"""Sheets as pictures (PNG). What is simulated says so in its title; what was published is drawn beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from agentrl.bench.sim import ladder
+from agentrl.bench.sim.sheet import Sheet, interval
+
+OURS, THEIRS, INK = "#3b6ea5", "#c9b37e", "#333333"
+LANES = {"reset": "#8fb0d0", "command": "#3b6ea5", "package": "#c96f4a", "verify": "#7a9a54", "cleanup": "#b8b8b8"}
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw(sheet: Sheet, folder: Path) -> list[Path]:
+    """Every picture that this sheet has data for, under its recipe's name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with mpl.rc_context(STYLE):
+        for name, figure in _PICTURES.get(sheet.arm, _none)(sheet):
+            path = folder / f"{sheet.recipe}-{name}.png"
+            figure.savefig(path, dpi=110)
+            made.append(path)
+    return made
+
+
+def _none(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    return iter(())
+
+
+def _axes(width: float, height: float, rows: int = 1, **more: Any) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height))
+    axes = figure.subplots(rows, 1, squeeze=False, **more)
+    return figure, [row[0] for row in axes]
+
+
+def _ladder(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    names = [name for name in sheet.data["arms"] if not name.startswith("(")]
+    seconds = [[run["mean_s"] for run in sheet.data["arms"][name]] for name in names]
+    figure, [axes] = _axes(7.2, 3.2)
+    rows = range(len(names))
+    ours = axes.barh(
+        [row - 0.18 for row in rows],
+        [mean(values) for values in seconds],
+        0.34,
+        xerr=[interval(values) for values in seconds],
+        color=OURS,
+        ecolor=INK,
+        label=f"simulated, {sheet.seeds} seeds, 95 %",
+    )
+    axes.bar_label(ours, fmt="%.0f s", padding=6)
+    if sheet.claims:
+        ends = {0: ladder.BEFORE_S, len(names) - 1: ladder.AFTER_S}
+        theirs = axes.barh([row + 0.18 for row in ends], list(ends.values()), 0.34, color=THEIRS, label="published")
+        axes.bar_label(theirs, fmt="%.1f s", padding=6)
+    axes.set_yticks(list(rows), [_fold(name) for name in names])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("seconds a batch, fixed weights")
+    axes.set_title(f"The ladder on {sheet.recipe} (simulated)")
+    axes.legend(loc="lower right")
+    yield "ladder", figure
+    if sheet.data["timeline"]["at_s"]:
+        yield "batch", _timeline(sheet.recipe, sheet.data["timeline"])
+
+
+def _timeline(recipe: str, data: dict[str, Any]) -> Figure:
+    figure, [engines, lanes, bank] = _axes(7.2, 5.0, 3, sharex=True)
+    cuts, at = data["cuts_s"], data["at_s"]
+    middle = len(cuts) // 2
+    begin, end = (cuts[middle - 1] if middle else 0.0), cuts[middle]
+    margin = 0.15 * (end - begin)
+    shown = [i for i, t in enumerate(at) if begin - margin <= t <= end + margin]
+    times = [at[i] for i in shown]
+
+    def part(series: list[int]) -> list[int]:
+        return [series[i] for i in shown]
+
+    shades = [mpl.colormaps["Blues"](0.35 + 0.5 * i / max(1, len(data["engines"]) - 1)) for i in range(64)]
+    engines.stackplot(times, *map(part, data["engines"].values()), colors=shades, labels=list(data["engines"]))
+    engines.set_ylabel("generations")
+    engines.set_title(f"How one batch came to be: {recipe} (simulated)")
+    lanes.stackplot(times, *map(part, data["lanes"].values()), colors=list(LANES.values()), labels=list(data["lanes"]))
+    lanes.set_ylabel("operations")
+    bank.step(times, part(data["bank"]), where="post", color=OURS)
+    bank.fill_between(times, part(data["bank"]), step="post", color=OURS, alpha=0.25)
+    bank.axhline(data["groups"], color=INK, linewidth=0.8, linestyle=":")
+    bank.set_ylabel("groups ready")
+    bank.set_xlabel("virtual seconds")
+    bank.set_ylim(0, data["groups"] + 1)
+    for axes in (engines, lanes, bank):
+        for cut in (begin, end):
+            axes.axvline(cut, color=INK, linewidth=0.8)
+        axes.set_xlim(times[0], times[-1])
+    for axes in (engines, lanes):
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.0)
+    bank.annotate("cut", (end, data["groups"] + 0.4), xytext=(4, 0), textcoords="offset points", va="center")
+    return figure
+
+
+def _ages(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    """How old trained trajectories were, by what became of work in flight (rolling, the last setting)."""
+    arms = [arm for arm in sheet.data["arms"] if arm["order"] == "rolling"]
+    setting = arms[-1]["setting"]
+    arms = [arm for arm in arms if arm["setting"] == setting]
+    figure, [axes] = _axes(7.2, 3.0)
+    colours = [mpl.colormaps["viridis"](0.1 + 0.75 * i / max(1, len(arms) - 1)) for i in range(len(arms))]
+    for i, arm in enumerate(arms):
+        counts: dict[int, int] = {}
+        for run in arm["runs"]:
+            for age, count in run["ages"].items():
+                counts[int(age)] = counts.get(int(age), 0) + count
+        total = sum(counts.values())
+        width = 0.8 / len(arms)
+        places = [age + (i - (len(arms) - 1) / 2) * width for age in counts]
+        shares = [100 * count / total for count in counts.values()]
+        axes.bar(places, shares, width, color=colours[i], label=arm["in_flight"])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("age of the oldest token, versions")
+    axes.set_ylabel("% of trained trajectories")
+    axes.set_title(f"Age at the optimizer step: rolling, {setting}, {sheet.recipe} (simulated)")
+    axes.legend()
+    yield "ages", figure
+
+
+def _speed(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    points = sheet.data["points"]
+    figure, [axes] = _axes(7.2, 3.0)
+    sizes = [point["in_flight"] for point in points]
+    axes.plot(sizes, [point["us_per_event"] for point in points], "o-", color=OURS)
+    for point in points:
+        axes.annotate(
+            f"{point['us_per_event']:.0f} µs",
+            (point["in_flight"], point["us_per_event"]),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.35 * max(point["us_per_event"] for point in points))
+    axes.set_xlabel("trajectories in flight")
+    axes.set_ylabel("CPU µs an event of the world")
+    axes.set_title("What an event costs as the fleet grows")
+    yield "speed", figure
+
+
+def _peers(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    rows = sheet.data["policies"]
+    figure, [axes] = _axes(7.2, 3.4)
+    seconds = [[run["mean_s"] for run in row["runs"]] for row in rows]
+    colours = [OURS if row["ours"] else THEIRS for row in rows]
+    bars = axes.barh(
+        range(len(rows)),
+        [mean(values) for values in seconds],
+        0.6,
+        xerr=[interval(values) for values in seconds],
+        color=colours,
+        ecolor=INK,
+    )
+    labels = [
+        f"{mean(values):.0f} s, length {mean(run['returned_ratio'] for run in row['runs']):.2f}"
+        for row, values in zip(rows, seconds, strict=True)
+    ]
+    axes.bar_label(bars, labels, padding=6)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xlabel("seconds a batch, a trainer and live updates included")
+    axes.set_title(f"The same world under other policies: {sheet.recipe} (simulated)")
+    yield "peers", figure
+
+
+def _fold(name: str) -> str:
+    return name.replace(", ", ",\n", 1) if len(name) > 30 else name
+
+
+_PICTURES: dict[str, Callable[[Sheet], Iterator[tuple[str, Figure]]]] = {
+    "ladder": _ladder,
+    "publication": _ages,
+    "speed": _speed,
+    "peers": _peers,
+}

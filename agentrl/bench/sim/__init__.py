@@ -1,0 +1,1 @@
+"""`agentrl bench sim`: what a simulated fleet says about policies, beside what was published. One file per question."""

@@ -1,0 +1,24 @@
+"""Which arm is which, one entry for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from agentrl.bench.sim import ladder, publication, serving
+from agentrl.bench.sim.sheet import Sheet
+from agentrl.recipe.sim import SimRecipe
+
+ARMS: dict[str, Callable[[SimRecipe, int], Sheet]] = {
+    "ladder": ladder.run,
+    "serving": serving.run,
+    "publication": publication.run,
+}
+
+
+def run(recipe: SimRecipe, arm: str, seeds: int) -> Sheet:
+    began = time.perf_counter()
+    sheet = ARMS[arm](recipe, seeds)
+    return msgspec.structs.replace(sheet, wall_s=time.perf_counter() - began)
