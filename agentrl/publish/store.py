@@ -179,10 +179,11 @@ class DiskWeightStore:
         _sync(self._root)
 
     def _remove(self, folder: Path) -> None:
-        """Out of sight in one rename, then off the disk."""
+        """Out of sight in one rename, then off the disk. Another may be pruning too: gone is gone."""
         doomed = self._root / f"{_TEMPORARY}gone-{uuid.uuid4().hex}"
-        folder.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def _sweep(self) -> None:
         """Remove temporary folders whose owner is gone: those that nobody holds a lock on."""

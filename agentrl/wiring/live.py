@@ -31,7 +31,7 @@ from agentrl.runtime.loop import Driver, Service
 from agentrl.runtime.player import LivePlayer
 from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, RunningEngine, RunningHost, keep_trainer
 from agentrl.runtime.telemetry import Telemetry
-from agentrl.sandbox.launch import start_daemon
+from agentrl.sandbox.launch import gc, start_daemon
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -308,7 +308,11 @@ class _Parts:
         async def serve(post: Callable[[news.Event], None]) -> None:
             keeper = HostKeeper("local", start, self.hosts, post, restarts=sandbox.restarts)
             self.world.host_keepers["local"] = keeper
-            await keeper.run()
+            try:
+                await keeper.run()
+            finally:
+                if not sandbox.attach:  # a daemon that was killed has no successor at the end of a run
+                    await gc(sandbox, run_dir=str(self.folder), label=self.ready.label)
 
         return serve
 

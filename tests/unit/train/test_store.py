@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,15 @@ def test_prune_keeps_the_newest_and_the_pinned(store: DiskWeightStore) -> None:
     assert store.versions() == [6]
     store.put(V(7), write())
     assert "tokenizer.json" in names(store.path(V(7)))  # companions live on in whichever version is left
+
+
+def test_several_prune_at_once(store: DiskWeightStore) -> None:
+    for v in range(1, 31):
+        store.put(V(v), write())
+    with ThreadPoolExecutor(8) as pool:
+        for pruned in [pool.submit(store.prune, 2) for _ in range(8)]:
+            pruned.result()
+    assert store.versions() == [29, 30]
 
 
 def test_an_unwritable_place_is_the_users_error(tmp_path: Path) -> None:
