@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import agentrl
-from agentrl.cli import bench, common, doctor, plan, publish, replay, run, sandbox, serve, top, train
+from agentrl.cli import bench, common, doctor, plan, publish, replay, report, run, sandbox, serve, top, train
 
 app = typer.Typer(
     name="agentrl",
@@ -32,6 +32,7 @@ app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)
 app.command("replay")(replay.replay)
+app.command("report")(report.report)
 app.add_typer(bench.app, name="bench")
 
 

@@ -40,6 +40,8 @@ def top(
     if importlib.util.find_spec("textual") is None:
         raise UnavailableError("textual is not installed", hint="pip install 'agentrl[tui]'")
     if snapshot is not None:
+        if not snapshot.parent.is_dir():
+            raise UserError(f"{snapshot.parent}: no such folder", hint="make it first")
         columns, _, lines = size.partition("x")
         if not (columns.isdecimal() and lines.isdecimal() and int(columns) >= 20 and int(lines) >= 8):
             raise UserError(f"--size {size}: not columns x lines", hint="e.g. --size 120x40; at least 20x8")

@@ -37,10 +37,10 @@ class DownStatus(Record):
 
 
 class Recent:
-    """Single-threaded. `heard` after the core has handled the event."""
+    """Single-threaded. `heard` after the core has handled the event. keep: the last steps; None: all."""
 
-    def __init__(self) -> None:
-        self.steps: deque[StepStatus] = deque(maxlen=_STEPS)
+    def __init__(self, keep: int | None = _STEPS) -> None:
+        self.steps: deque[StepStatus] = deque(maxlen=keep)
         self.down: dict[str, DownStatus] = {}
         self._trainer, self._since = "absent", 0.0
         self._first_cut: float | None = None

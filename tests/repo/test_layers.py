@@ -27,10 +27,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADAPTERS, SEAM),
     "runtime": (*NOUNS, "ports", "wire", "scheduler", "rollout", "train.batching"),
     "sim": (*NOUNS, "ports", "recipe", "scheduler", "runtime.player"),
-    "wiring": (*SEAM, *ADAPTERS, "scheduler", "rollout", "runtime", "sim"),
+    "report": NOUNS,
+    "wiring": (*SEAM, *ADAPTERS, "scheduler", "rollout", "runtime", "sim", "report"),
     "bench": (*SEAM, "wiring", "sim", "scheduler", "runtime.loop", "runtime.status"),
     "tui": ("records", "runtime.status"),
-    "cli": (*NOUNS, "wiring", "recipe", "bench", "tui", "journal", "runtime.status"),
+    "cli": (*NOUNS, "wiring", "recipe", "bench", "tui", "report", "journal", "runtime.status"),
 }
 
 # package -> top-level modules it must not import, ours or not.

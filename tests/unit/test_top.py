@@ -31,6 +31,7 @@ from agentrl.wiring.attach import FaceClient, LiveRun
 from agentrl.wiring.derive import policy_of
 from agentrl.wiring.sim import Outcome, RudeRun
 from agentrl.wiring.top import LiveFeed, Recording
+from tests.cli import agentrl
 from tests.unit.test_tui import words
 
 POLICY = Policy(steps=4, groups=1, siblings=2, window_groups=2, window_attempts=4, bound=2)
@@ -109,6 +110,22 @@ def test_a_recording_is_drawn(tmp_path: Path) -> None:
     said = words(asyncio.run(snapshot(Recording(tmp_path, until=float("inf")), (100, 30))))
     assert "step 6/6" in said
     assert "the run is over: done" in said
+
+
+def test_the_command_writes_a_frame_without_a_terminal(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    frame = tmp_path / "frame.svg"
+    assert agentrl("top", tmp_path, "--at", "inf", "--snapshot", frame, "--size", "90x28").code == 0
+    assert "step 6/6" in words(frame.read_text())
+
+
+def test_the_command_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    for argv in (["--snapshot", tmp_path / "f.svg", "--size", "wide"], ["--snapshot", tmp_path / "no" / "f.svg"]):
+        done = agentrl("top", tmp_path, *argv)
+        assert done.code == 2, done.err
+    assert agentrl("top", tmp_path / "none").code == 2
+    assert agentrl("top", "http://127.0.0.1:1").code == 2
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""`agentrl report`: a run's story in pictures and figures, or two runs' side by side."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from agentrl.cli.common import Json, Quiet, RunFolder, emit, table
+from agentrl.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from agentrl.report.story import Story
+
+
+def report(
+    run: RunFolder,
+    other: Annotated[
+        Path | None, typer.Argument(help="A second run, to be shown beside it.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to; default: report/ in the (first) run's folder.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a page (index.html, self-contained) and PNGs: where the time went, ages, lengths, reward."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnavailableError("matplotlib is not installed", hint="pip install 'agentrl[report]'")
+    from agentrl.report import page, plots
+    from agentrl.wiring.story import read_story
+
+    stories = [read_story(folder) for folder in (run, other) if folder is not None]
+    folder = out or run / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = [name for name in plots.PLOTS if name != "gap" or any(story.gaps for story in stories)]
+    pictures = {name: plots.png(name, stories) for name in shown}
+    for name, data in pictures.items():
+        (folder / f"{name}.png").write_bytes(data)
+    (folder / "index.html").write_text(page.html(stories, pictures))
+    document = {"page": str(folder / "index.html"), "runs": [_figures(story) for story in stories]}
+    emit(document, lambda to: _draw(to, stories, folder), json=json, quiet=quiet)
+
+
+def _figures(story: Story) -> dict[str, Any]:
+    first, last = story.reward
+    return {
+        "name": story.name,
+        "outcome": story.outcome,
+        "steps": len(story.steps),
+        "elapsed_s": story.elapsed_s,
+        "trainer_idle_fraction": story.idle,
+        "trainable_per_min": story.per_minute,
+        "reward": {"first": first, "last": last},
+        "length_ratio": story.length_ratio,
+        "counts": story.counts,
+        "stages_s": story.stages,
+    }
+
+
+def _draw(out: Console, stories: list[Story], folder: Path) -> None:
+    from agentrl.report.page import rows
+
+    made = table("", "", *(f">{story.name}" for story in stories))
+    for row in rows(stories):
+        made.add_row(*row)
+    out.print(made)
+    out.print(f"[dim]written[/] {folder / 'index.html'}", soft_wrap=True)

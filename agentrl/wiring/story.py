@@ -1,0 +1,189 @@
+"""Reads a run's story out of its folder: the journal through a fresh core, and what the trainer measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import DataError, UserError
+from agentrl.journal.reader import JournalReader
+from agentrl.recipe.load import load
+from agentrl.records import AttemptId, GroupId, TrajectoryFacts, Version
+from agentrl.report.story import STAGES, Lengths, Sample, StepStory, Story
+from agentrl.runtime.recent import Recent
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler import publication
+from agentrl.scheduler.core import Core
+from agentrl.wiring.derive import policy_of
+
+_SAMPLES = 2_000
+
+
+def read_story(folder: Path) -> Story:
+    """Blocking; also while the run is live. UserError where the folder holds no run, DataError where the journal is
+    damaged or of another version of agentrl."""
+    if not (folder / "recipe.toml").is_file():
+        raise UserError(f"{folder}: no run here (recipe.toml is missing)", hint="name a run's folder, e.g. runs/local")
+    core = Core(policy_of(load(folder / "recipe.toml", checked=False)))
+    teller = _Teller(core)
+    for now, data, _ in JournalReader(folder / "run.sqlite").events():
+        try:
+            event = news.decode(data)
+        except msgspec.DecodeError as exc:
+            raise DataError(f"{folder / 'run.sqlite'}: {exc}", hint="use the agentrl that wrote the run") from exc
+        teller.hear(now, event)
+    return teller.story(folder.resolve().name, _gaps(folder / "metrics.jsonl"))
+
+
+def _gaps(path: Path) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    if path.is_file():
+        for line in path.read_bytes().splitlines():
+            with suppress(msgspec.DecodeError, KeyError, TypeError):  # a writer that was killed leaves half a line
+                step = msgspec.json.decode(line)
+                if step["logprob_gap"]["mean"] is not None:
+                    found[int(step["step"])] = float(step["logprob_gap"]["mean"])
+    return tuple(sorted(found.items()))
+
+
+class _Life:
+    """One trajectory that ended."""
+
+    def __init__(self, facts: TrajectoryFacts, began: float, ended: float) -> None:
+        self.facts = facts
+        self.began = began
+        self.ended = ended
+
+
+class _Teller:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._recent = Recent(keep=None)
+        self._now = 0.0
+        self._started: dict[AttemptId, float] = {}
+        self._lives: dict[GroupId, list[_Life]] = defaultdict(list)
+        self._ready: dict[GroupId, float] = {}
+        self._batches: dict[int, list[_Life]] = {}
+        self._cut: dict[int, float] = {}
+        self._unpublished: list[tuple[Version, float, list[_Life]]] = []  # (version, when its step ended, its batch)
+        self._samples: list[Sample] = []
+        self._completed: list[int] = []
+        self._trained: list[int] = []
+        self._dropped: list[int] = []
+        self._time = dict.fromkeys(STAGES, 0.0)
+        self._published = 0  # trained trajectories whose weights went live
+
+    def hear(self, now: float, event: news.Event) -> None:
+        core = self._core
+        late, self._now = core.ledger.late, now
+        commands = core.handle(event, now)
+        self._recent.heard(now, event, commands, core)
+        if isinstance(event, news.AttemptEnded) and core.ledger.late == late:
+            self._ended(now, event.facts)
+        self._follow(now, commands)
+        if isinstance(event, news.StepFinished) and event.batch in self._cut:
+            self._stepped(now, event)
+        self._publish(now)
+        self._samples.append(
+            Sample(at_s=now, bank=len(core.bank), attempts=len(core.table.running), places=core.places_used)
+        )
+
+    def _ended(self, now: float, facts: TrajectoryFacts) -> None:
+        group = facts.attempt.group
+        self._completed.append(facts.tokens)
+        self._lives[group].append(_Life(facts, self._started.pop(facts.attempt, now), now))
+        if len(self._lives[group]) == self._core.policy.siblings:
+            self._ready[group] = now
+
+    def _follow(self, now: float, commands: Sequence[orders.Command]) -> None:
+        for order in commands:
+            match order:
+                case orders.StartAttempt():
+                    resumed = self._started.pop(order.resume, now) if order.resume is not None else now
+                    self._started[order.attempt] = resumed
+                case orders.TrainOn() if order.batch not in self._cut:
+                    self._take(now, order)
+                case orders.DropGroup():
+                    self._dropped += [life.facts.tokens for life in self._lives.pop(order.group, [])]
+                case _:
+                    pass
+
+    def _take(self, now: float, order: orders.TrainOn) -> None:
+        self._cut[order.batch] = now
+        batch: list[_Life] = []
+        for proof in order.proofs:
+            lives, ready = self._lives.pop(proof.group, []), self._ready.pop(proof.group, now)
+            batch += lives
+            for life in lives:
+                in_engine, in_sandbox = life.facts.engine_s, life.facts.tool_s
+                self._time["engine"] += in_engine
+                self._time["sandbox"] += in_sandbox
+                self._time["open_verify"] += max(0.0, life.ended - life.began - in_engine - in_sandbox)
+                self._time["siblings"] += max(0.0, ready - life.ended)
+                self._time["bank"] += max(0.0, now - ready)
+        self._trained += [life.facts.tokens for life in batch]
+        self._batches[order.batch] = batch
+
+    def _stepped(self, now: float, event: news.StepFinished) -> None:
+        batch = self._batches[event.batch]
+        self._time["training"] += len(batch) * (now - self._cut[event.batch])
+        self._unpublished.append((event.version, now, batch))
+
+    def _publish(self, now: float) -> None:
+        live = publication.live_version(self._core.engines, Version(0))
+        while self._unpublished and self._unpublished[0][0] <= live:
+            _, since, batch = self._unpublished.pop(0)
+            self._time["publication"] += len(batch) * (now - since)
+            self._published += len(batch)
+
+    def story(self, name: str, gaps: tuple[tuple[int, float], ...]) -> Story:
+        core, book = self._core, self._core.ledger
+        every = max(1, len(self._samples) // _SAMPLES)
+        counts = {"groups admitted": book.admitted, "groups trained": book.trained}
+        counts |= {f"groups dropped: {reason}": n for reason, n in sorted(book.dropped.items()) if n}
+        counts |= {"attempts started": book.started, "retried": book.retried, "restarted": book.restarted}
+        return Story(
+            name=name,
+            outcome=core.finished.outcome if core.finished is not None else "running or killed",
+            elapsed_s=self._now,
+            batch_groups=core.policy.groups,
+            bound=core.policy.bound,
+            window_groups=core.policy.window_groups,
+            steps=tuple(self._steps()),
+            samples=tuple(self._samples[::every]),
+            lengths=Lengths(
+                completed=tuple(self._completed), trained=tuple(self._trained), dropped=tuple(self._dropped)
+            ),
+            stages=self._stages(),
+            gaps=gaps,
+            waited_s=self._recent.waited(self._now),
+            watched_s=self._recent.watched(self._now),
+            length_ratio=self._recent.length_ratio,
+            counts=counts,
+        )
+
+    def _stages(self) -> dict[str, float]:
+        trained = len(self._trained)
+        whole = {**dict.fromkeys(STAGES, trained), "publication": self._published}
+        return {stage: self._time[stage] / max(1, whole[stage]) for stage in STAGES} if trained else {}
+
+    def _steps(self) -> list[StepStory]:
+        return [
+            StepStory(
+                step=step.batch + 1,
+                at_s=step.at_s,
+                interval_s=step.interval_s,
+                waited_s=step.waited_s,
+                train_s=step.train_s,
+                ages=step.ages,
+                reward=sum(life.facts.reward for life in batch) / max(1, len(batch)),
+                generated=sum(life.facts.generated for life in batch),
+            )
+            for step in self._recent.steps
+            for batch in [self._batches[step.batch]]
+        ]

@@ -1,0 +1,90 @@
+"""A run's story out of its journal, and the page made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agentrl.errors import UserError
+from agentrl.report import page, plots
+from agentrl.report.story import STAGES
+from agentrl.wiring.story import read_story
+from tests.cli import agentrl
+from tests.unit.test_top import played, recorded
+
+
+def test_the_story_adds_up(tmp_path: Path) -> None:
+    outcome = recorded(tmp_path)
+    story = read_story(tmp_path)
+    book = outcome.core.ledger
+    assert (story.outcome, len(story.steps)) == ("done", 6)
+    assert len(story.lengths.completed) == book.ended
+    assert len(story.lengths.trained) == 3 * book.trained
+    assert len(story.lengths.trained) + len(story.lengths.dropped) <= len(story.lengths.completed)
+    assert story.counts["groups trained"] == book.trained
+    assert [s.at_s for s in story.samples] == sorted(s.at_s for s in story.samples)
+    assert max(s.bank for s in story.samples) >= story.batch_groups
+    assert all(0.0 <= s.reward <= 1.0 and s.generated > 0 for s in story.steps)
+    assert 0 < story.idle < 1
+
+
+def test_the_stages_of_a_trajectory_are_its_whole_life(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    story = read_story(tmp_path)
+    assert tuple(story.stages) == STAGES
+    assert all(seconds >= 0 for seconds in story.stages.values())
+    mean_life = sum(story.stages.values())
+    assert 0 < mean_life < story.elapsed_s
+
+
+def test_the_story_and_the_screen_agree(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    story, status = read_story(tmp_path), played(tmp_path, until=float("inf"))[-1].status
+    assert story.waited_s == pytest.approx(status.waited_s)
+    assert story.length_ratio == status.length_ratio
+    assert [(s.waited_s, s.ages) for s in story.steps] == [(s.waited_s, s.ages) for s in status.recent]
+
+
+def test_gaps_come_from_what_the_trainer_measured(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    lines = [{"step": 1, "logprob_gap": {"mean": 0.25}}, {"step": 2, "logprob_gap": {"mean": None}}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "lo')
+    assert read_story(tmp_path).gaps == ((1, 0.25),)
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_every_plot_draws_one_run_and_two(name: str, tmp_path: Path) -> None:
+    recorded(tmp_path)
+    story = msgspec.structs.replace(read_story(tmp_path), gaps=((1, 0.1), (2, 0.2)))
+    nothing = msgspec.structs.replace(story, steps=(), samples=(), stages={}, gaps=())
+    for stories in ([story], [story, nothing]):
+        assert plots.png(name, stories).startswith(b"\x89PNG")
+
+
+def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    story = msgspec.structs.replace(read_story(tmp_path), name="<a & b>")
+    text = page.html([story, story], {"x": b"png"})
+    assert "&lt;a &amp; b&gt;" in text
+    assert "<a & b>" not in text
+    assert not re.search(r"https?://", text)
+    assert "data:image/png;base64," in text
+
+
+def test_the_command_writes_a_page_and_says_the_figures(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    done = agentrl("report", tmp_path, tmp_path, "--json")
+    document = done.document
+    assert done.code == 0
+    assert Path(document["page"]).is_file()
+    assert [run["steps"] for run in document["runs"]] == [6, 6]
+    assert (tmp_path / "report" / "stages.png").is_file()
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"recipe\.toml"):
+        read_story(tmp_path)
