@@ -112,13 +112,15 @@ PLOTS: dict[str, tuple[str, Draw]] = {
 def png(name: str, stories: Sequence[Story]) -> bytes:
     """One plot, a column for each run, on the same scale."""
     title, draw = PLOTS[name]
-    figure = Figure(figsize=(8.5 * len(stories), 3.2), layout="constrained", dpi=110)
+    figure = Figure(figsize=(8.5 * len(stories), 3.2 if len(stories) == 1 else 3.6), layout="constrained", dpi=110)
     every = figure.subplots(1, len(stories), squeeze=False, sharey=True, sharex=name in ("stages", "lengths"))[0]
     for story, axes in zip(stories, every, strict=True):
         if story.steps or name == "bank":
             draw(story, axes)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(title if len(stories) == 1 else f"{title}: {story.name}", fontsize=10, loc="left")
+        axes.set_title(title if len(stories) == 1 else story.name, fontsize=10, loc="left")
+    if len(stories) > 1:
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     data = io.BytesIO()
     figure.savefig(data, format="png", metadata={"Software": "agentrl"})
     return data.getvalue()

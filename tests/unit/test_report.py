@@ -14,7 +14,8 @@ from agentrl.report import page, plots
 from agentrl.report.story import STAGES
 from agentrl.wiring.story import read_story
 from tests.cli import agentrl
-from tests.unit.test_top import played, recorded
+from tests.recordings import recorded
+from tests.unit.test_top import played
 
 
 def test_the_story_adds_up(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import UserError
-from agentrl.journal.store import SqliteJournal
-from agentrl.recipe.load import load
 from agentrl.records import Lane, LaneStatus, SandboxHostStatus, Version
 from agentrl.runtime.api import Face
 from agentrl.runtime.desk import TrainerDesk
@@ -25,13 +23,11 @@ from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.policy import Policy
 from agentrl.sim import world as sim
-from agentrl.sim.clock import run as virtual
 from agentrl.tui.snapshot import snapshot
 from agentrl.wiring.attach import FaceClient, LiveRun
-from agentrl.wiring.derive import policy_of
-from agentrl.wiring.sim import Outcome, RudeRun
 from agentrl.wiring.top import LiveFeed, Recording
 from tests.cli import agentrl
+from tests.recordings import recorded
 from tests.unit.test_tui import words
 
 POLICY = Policy(steps=4, groups=1, siblings=2, window_groups=2, window_attempts=4, bound=2)
@@ -39,23 +35,6 @@ ENGINE = news.EngineUp(engine="e0", epoch=0, version=Version(0), ranks=1, slots=
 
 
 # --- recorded ---------------------------------------------------------------------------------------------------------
-
-
-def recorded(folder: Path, seed: int = 3) -> Outcome:
-    """A simulated run's journal in a run's folder."""
-    (folder / "recipe.toml").write_text('name = "t"\nsteps = 6\n[batch]\ngroups = 2\nsiblings = 3\n')
-    policy = policy_of(load(folder / "recipe.toml", checked=False))
-    outcome = virtual(RudeRun(seed, policy=policy, rude=sim.KIND).play())
-
-    async def write() -> None:
-        journal = SqliteJournal.open(folder / "run.sqlite")
-        for now, event, digest in outcome.journal:
-            journal.record_event(now, event, digest)
-        await journal.flush()
-        await journal.aclose()
-
-    asyncio.run(write())
-    return outcome
 
 
 def played(folder: Path, *, until: float = 0.0, speed: float = 1e6) -> list[Frame]:
