@@ -162,15 +162,30 @@ class Router:
 
         The margin (a share of the price it pays now) keeps it from flapping. The youngest moves: it has least history.
         """
+        least: float | None = None
         for rank in engine.ranks:
             if not rank.attempts:
                 continue
-            attempt = next(reversed(rank.attempts))
             now = rank.price(self.costs, uncached=0.0, joining=0, swapping=engine.swapping is not None)
+            least = self._least() if least is None else least
+            if now * (1 - margin) <= least:
+                continue  # not even the best case elsewhere is a gain
+            attempt = next(reversed(rank.attempts))
             best = self._cheapest(attempt.group, self.costs.tokens, avoid=rank.place)
             if best is not None and best[0] < now * (1 - margin):
                 return attempt, best[1]
         return None
+
+    def _least(self) -> float:
+        """No price that a moving conversation could pay is below this."""
+        uncached = max(0.0, self.costs.tokens - self.costs.opening)
+        prices = (
+            rank.price(self.costs, uncached=uncached, joining=1, swapping=engine.swapping is not None)
+            for engine in self.engines.values()
+            if engine.takes_work
+            for rank in engine.ranks
+        )
+        return min(prices, default=float("inf"))
 
     def _rank(self, place: Place) -> Rank:
         return self.engines[place.engine].ranks[place.rank]

@@ -114,8 +114,11 @@ class _Cpus:
     @property
     def share(self) -> float:
         """What one thread gets of a CPU."""
-        threads = self._others + sum(line.width * line.greed for line in self._lines)
-        return min(1.0, self._cpus / threads) if threads > 0 else 1.0
+        narrow, wide = self._narrow, self._wide
+        threads = self._others + narrow.width
+        if wide is not narrow:
+            threads += wide.width * wide.greed
+        return 1.0 if threads <= self._cpus else self._cpus / threads
 
     def add(self, job: _Job) -> None:
         self._advance()
