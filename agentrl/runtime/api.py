@@ -55,6 +55,10 @@ class Stream:
                 reader.get_nowait()
                 reader.put_nowait(None)
 
+    @property
+    def readers(self) -> int:
+        return len(self._readers)
+
     def close(self) -> None:
         for reader in self._readers:
             with contextlib.suppress(asyncio.QueueFull):

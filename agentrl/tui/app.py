@@ -17,7 +17,7 @@ from textual.widgets import Footer, Input
 
 from agentrl.records import GroupId
 from agentrl.runtime.status import Frame, GroupStatus, Status
-from agentrl.tui import groups, log, panels
+from agentrl.tui import fleet, groups, log, panels
 from agentrl.tui.advice import advise
 from agentrl.tui.draw import DIM, STRONG, ends, line, took
 from agentrl.tui.feed import Feed
@@ -77,8 +77,8 @@ class Top(App[None]):
             yield Panel(self._of(panels.batch), "1 next batch", name="batch")
             yield Panel(self._of(panels.freshness), "2 freshness", name="freshness")
         with Horizontal(classes="row"):
-            yield Panel(self._of(panels.engines), "3 engines", name="engines", heading=1)
-            yield Panel(self._of(panels.lanes), "4 sandboxes", name="lanes")
+            yield Panel(self._of(fleet.engines), "3 engines", name="engines", heading=1)
+            yield Panel(self._of(fleet.lanes), "4 sandboxes", name="lanes")
         with Container(id="below"):
             yield Panel(self._groups, name="groups", heading=1, cursor=True, length=lambda: len(self.shown_groups()))
             yield Panel(self._entries, "6 advice and events", name="log", length=lambda: len(self._items()))

@@ -171,6 +171,24 @@ def test_a_live_run_is_followed_to_its_end() -> None:
     with_feed(body)
 
 
+def test_a_watcher_that_leaves_is_no_error_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
+        shown: asyncio.Queue[Frame] = asyncio.Queue()
+        watching = asyncio.ensure_future(feed.watch(shown.put_nowait))
+        await shown.get()
+        said_by(driver, face, ENGINE)
+        while not (await shown.get()).news:
+            pass
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        while face.stream.readers:  # it is noticed when something is written
+            face.stream.publish(1.0, news.Tick(), [])
+            await asyncio.sleep(0)
+
+    with_feed(body)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_pause_and_drain_reach_the_run() -> None:
     async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
         assert "paused" in await feed.pause(True)

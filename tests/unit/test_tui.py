@@ -14,7 +14,7 @@ from textual.widgets import Input
 
 from agentrl.records import AttemptId, GroupId
 from agentrl.runtime.status import Frame, Status
-from agentrl.tui import draw, groups, log, panels
+from agentrl.tui import draw, fleet, groups, log
 from agentrl.tui.app import Top
 from agentrl.tui.screens import Ask, GroupScreen, Help, TurnsScreen
 from agentrl.tui.snapshot import snapshot
@@ -261,7 +261,7 @@ def test_help_and_quit() -> None:
 def test_times_and_numbers_are_short() -> None:
     assert [draw.took(s) for s in (0.04, 9.96, 59.4, 75.0, 7_260.0)] == ["0.0s", "10s", "59s", "1m15", "2h01"]
     assert [draw.count(n) for n in (0, 950, 9_500, 95_000, 1_200_000)] == ["0", "950", "9.5k", "95k", "1.2M"]
-    assert panels.cpu_list([5, 0, 1, 2]) == "0-2,5"
+    assert fleet.cpu_list([5, 0, 1, 2]) == "0-2,5"
 
 
 def test_a_line_is_as_wide_as_its_place() -> None:

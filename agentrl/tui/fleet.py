@@ -1,0 +1,111 @@
+"""The panels of what works for the run: engines, and the lanes of the sandbox hosts. Functions of the view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from agentrl.records import LaneStatus
+from agentrl.runtime.status import EngineStatus, Status
+from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, columns, count, level, percent, took
+from agentrl.tui.panels import View
+
+# --- 3: engines -------------------------------------------------------------------------------------------------------
+
+
+def engines(view: View, width: int, height: int) -> list[Text]:
+    status = view.status
+    gone = [d for d in status.down if d.kind == "engine"]
+    rows = [_engine(e, status) for e in status.engines]
+    names = ("engine", ">ver", ">run", ">wait", ">KV", ">tok/s", "phase", ">conv", ">reuse")
+    order = (0, 1, 2, 3, 4, 5, 6) if width < 60 else (0, 1, 7, 2, 3, 4, 5, 8, 6)
+    drawn = columns([[row[i] for i in order] for row in rows], [names[i] for i in order], width)
+    drawn += [Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD) for d in gone]
+    return drawn
+
+
+def _engine(e: EngineStatus, status: Status) -> list[Cell]:
+    kv = e.kv_used_tokens / e.kv_total_tokens if e.kv_total_tokens else 0.0
+    behind = FAIR if e.version < status.version else ""
+    phase = {"serving": GOOD, "catching up": BAD}.get(e.phase, "cyan")
+    return [
+        e.name,
+        Text(f"v{e.version}", style=behind),
+        f"{e.running}/{e.slots}",
+        Text(str(e.waiting), style=FAIR if e.waiting else ""),
+        Text(percent(kv), style=level(kv, fair=0.75, bad=0.92)),
+        count(e.tokens_per_s),
+        Text(e.phase, style=phase),
+        str(e.conversations),
+        percent(e.prefix_reuse) if e.prefix_reuse is not None else "",
+    ]
+
+
+# --- 4: sandboxes -----------------------------------------------------------------------------------------------------
+
+
+def lanes(view: View, width: int, height: int) -> list[Text]:
+    """Every host's lanes, the longest queue first, where there is room; else each lane summed over the hosts."""
+    status = view.status
+    drawn = [
+        Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD)
+        for d in status.down
+        if d.kind == "sandbox host"
+    ]
+    if not status.hosts and not drawn:
+        drawn.append(Text("no sandbox host is up", style=BAD))
+    told = [(host.name, lane) for host in status.sandboxes for lane in host.lanes]
+    if told:
+        return drawn + _lanes(told, len(status.sandboxes), width, height - len(drawn))
+    used = "  ".join(f"{name}: {n} in use" for name, n in status.hosts.items())
+    return [*drawn, Text(used), Text("lanes are told by a live run only", style=DIM)]
+
+
+def _lanes(told: list[tuple[str, LaneStatus]], hosts: int, width: int, room: int) -> list[Text]:
+    if hosts > 1 and len(told) + 1 > room:
+        of: dict[str, list[LaneStatus]] = {}
+        for _, lane in told:
+            of.setdefault(lane.lane, []).append(lane)
+        told = [(f"{hosts} hosts", _summed(lanes)) for lanes in of.values()]
+    told = sorted(told, key=lambda pair: -pair[1].queued)
+    names = ("lane", ">use", ">queue", ">wait", ">p95", "CPUs", "host")
+    rows = [[*_lane(lane), host if hosts > 1 else ""] for host, lane in told]
+    return columns(rows, names if hosts > 1 else (*names[:-1], ""), width)
+
+
+def _summed(of: list[LaneStatus]) -> LaneStatus:
+    """One lane of several hosts; waits are those of the worst."""
+    return LaneStatus(
+        lane=of[0].lane,
+        cap=sum(lane.cap for lane in of),
+        running=sum(lane.running for lane in of),
+        queued=sum(lane.queued for lane in of),
+        cpus=of[0].cpus,
+        merged_with=of[0].merged_with,
+        wait_s_mean=max(lane.wait_s_mean for lane in of),
+        wait_s_p95=max(lane.wait_s_p95 for lane in of),
+    )
+
+
+def _lane(lane: LaneStatus) -> list[Cell]:
+    full = lane.cap and lane.running >= lane.cap
+    return [
+        str(lane.lane),
+        Text(f"{lane.running}/{lane.cap}", style=FAIR if full else ""),
+        Text(str(lane.queued), style=FAIR if lane.queued else DIM),
+        took(lane.wait_s_mean),
+        took(lane.wait_s_p95),
+        cpu_list(lane.cpus) + (" shared" if lane.merged_with else ""),
+    ]
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    """0, 1, 2, 5 as `0-2,5`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
