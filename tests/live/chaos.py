@@ -110,7 +110,7 @@ def run_with_kills(
         report.kills[kind] += 1
         if kind == "parent":
             run.again()
-    if drain:
+    if drain and _wait_for_turns(run, gap_s[1]):  # a process that has just begun does not yet listen to it
         run.process.send_signal(signal.SIGINT)
     code = run.process.wait(timeout=900)
     report.summary = json.loads((folder / "summary.json").read_text()) | {"exit_code": code}
