@@ -115,7 +115,7 @@ def healthy() -> Status:
         group(328, 8),
         group(329, 8),
         group(330, 8),
-        *(group(331 + i, 7 - i, version=41 + i // 3) for i in range(8)),
+        *(group(331 + i, 7 - i, version=41 + min(1, i // 3)) for i in range(8)),
     ]
     return Status(
         now_s=NOW,

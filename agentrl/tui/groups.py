@@ -12,7 +12,7 @@ from agentrl.tui.advice import attempt_name, slowest
 from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, bar, columns, count, line, ticks, took
 
 SORTS: dict[str, Callable[[GroupStatus], tuple[float, ...]]] = {
-    "what is missing": lambda g: (g.siblings - g.done or g.siblings, -g.age_s, g.id),
+    "what is missing": lambda g: (g.ready, g.siblings - g.done, -g.age_s, g.id),
     "order": lambda g: (g.id,),
     "age": lambda g: (-g.age_s, g.id),
     "oldest token": lambda g: (float("inf") if g.oldest is None else float(g.oldest), g.id),
