@@ -145,25 +145,28 @@ def _speed(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     points = sheet.data["points"]
     figure, [axes] = _axes(7.2, 3.0)
     sizes = [point["in_flight"] for point in points]
-    axes.plot(sizes, [point["us_per_event"] for point in points], "o-", color=OURS)
-    for point in points:
-        axes.annotate(
-            f"{point['us_per_event']:.0f} µs",
-            (point["in_flight"], point["us_per_event"]),
-            xytext=(0, 8),
-            textcoords="offset points",
-            ha="center",
-        )
+    lines = {
+        "us_per_turn": ("one turn of the simulated world", THEIRS),
+        "us_per_event": ("one event in the core", OURS),
+    }
+    for key, (label, colour) in lines.items():
+        axes.plot(sizes, [point[key] for point in points], "o-", color=colour, label=label)
+        for point in points:
+            where = (point["in_flight"], point[key])
+            axes.annotate(f"{point[key]:.0f}", where, xytext=(0, 7), textcoords="offset points", ha="center")
     axes.set_xscale("log")
-    axes.set_ylim(0, 1.35 * max(point["us_per_event"] for point in points))
+    axes.set_ylim(0, 1.3 * max(point["us_per_turn"] for point in points))
+    axes.margins(x=0.08)
     axes.set_xlabel("trajectories in flight")
-    axes.set_ylabel("CPU µs an event of the world")
-    axes.set_title("What an event costs as the fleet grows")
+    axes.set_ylabel("CPU µs")
+    axes.set_title("What work costs as more trajectories are in flight (measured)")
+    axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.5))
     yield "speed", figure
 
 
 def _peers(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
-    rows = sheet.data["policies"]
+    loose = max(row["K"] for row in sheet.data["policies"])
+    rows = [row for row in sheet.data["policies"] if row["K"] in (0, loose)]
     figure, [axes] = _axes(7.2, 3.4)
     seconds = [[run["mean_s"] for run in row["runs"]] for row in rows]
     colours = [OURS if row["ours"] else THEIRS for row in rows]

@@ -8,11 +8,12 @@ from statistics import mean, median
 from typing import Any
 
 from agentrl.recipe.sim import SimRecipe
-from agentrl.records import AttemptId, Batch, LoadReport, StepReport, TrajectoryFacts, Turn
+from agentrl.records import AttemptId, Batch, GroupId, LoadReport, StepReport, TaskId, TrajectoryFacts, Turn
 from agentrl.runtime.loop import Listener
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
+from agentrl.sim.fleet.ops import Plans
 from agentrl.wiring.fleet import Fleet, Options, simulate
 
 WARM = 2  # first batches left out: the fleet starts empty
@@ -28,6 +29,8 @@ class Recorder(Listener):
         self._completed: list[int] = []  # tokens of every completed trajectory, in order
         self._trained: list[int] = []
         self._spent: Counter[int] = Counter()  # sampled tokens by group
+        self._opened: dict[GroupId, tuple[TaskId, float]] = {}
+        self._returned: dict[GroupId, int] = {}  # tokens of trained groups
         self.wasted = 0
         self.generated = 0
         self.cached = 0
@@ -65,6 +68,8 @@ class Recorder(Listener):
             self.peak_kv = max(self.peak_kv, used / max(1, sum(load.kv_total_tokens for load in event.loads)))
         for order in commands:
             match order:
+                case orders.StartAttempt():
+                    self._opened.setdefault(order.attempt.group, (order.task, now))
                 case orders.TrainOn():
                     self._cut(now, order)
                 case orders.DropGroup():
@@ -76,6 +81,9 @@ class Recorder(Listener):
     def _cut(self, now: float, order: orders.TrainOn) -> None:
         facts = [self._facts.pop(attempt) for attempt in order.attempts]
         self._trained += [f.tokens for f in facts]
+        for fact in facts:
+            group = fact.attempt.group
+            self._returned[group] = self._returned.get(group, 0) + fact.tokens
         spent = sum(self._spent.pop(proof.group, 0) for proof in order.proofs)
         kept = sum(f.generated for f in facts)
         self.wasted += spent - kept
@@ -91,6 +99,20 @@ class Recorder(Listener):
                 "ages": dict(Counter(order.version - f.oldest for f in facts)),
             }
         )
+
+    def returned_ratio(self, plans: Plans) -> float:
+        """Of groups opened in the first half of the run: mean tokens of those trained over the mean of all, which is
+        what `plans` says. Groups that never came back count as opened."""
+        middle = self.cuts[len(self.cuts) // 2]["at_s"]
+        early = {group: task for group, (task, at_s) in self._opened.items() if at_s < middle}
+        back = [self._returned[group] for group in early if group in self._returned]
+        assert self.fleet is not None
+        siblings = range(self.fleet.policy.siblings)
+        every = []
+        for task in early.values():
+            drawn = [plans.plan(task, member) for member in siblings]
+            every.append(sum(plan.opening + plan.stream for plan in drawn))
+        return mean(back) / mean(every) if back else 0.0
 
     def result(self, core: Core, warm: int = WARM) -> dict[str, Any]:
         """Medians over the batches after the first `warm`; sums over the whole run. All of it simulated."""
@@ -116,6 +138,7 @@ class Recorder(Listener):
             "peak_sandboxes": sum(host.peak for host in hosts),
             "peak_kv": self.peak_kv,
             "output_tokens_per_s": self.generated / max(total_s, 1e-9),
+            "sampled_per_batch": mean(cut["generated"] for cut in cuts),
             "turns": self.turns,
             "virtual_s": total_s,
             "pause_s_mean": mean([r.pause_s for r in self.swaps]) if self.swaps else 0.0,

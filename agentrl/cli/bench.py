@@ -27,6 +27,8 @@ class Arms(StrEnum):
     LADDER = "ladder"
     SERVING = "serving"
     PUBLICATION = "publication"
+    PEERS = "peers"
+    SPEED = "speed"
 
 
 MaybeRecipe = Annotated[Path | None, typer.Argument(help="Default: the part's own defaults.", show_default=False)]
@@ -115,7 +117,7 @@ def _draw_sheet(to: Console, sheet: Sheet) -> None:
         to.print()
     for note in sheet.notes:
         to.print(f"[dim]{note}[/]")
-    to.print(f"[dim]simulated: {sheet.recipe}, {sheet.seeds} seeds, {sheet.wall_s:.0f} s of wall time[/]")
+    to.print(f"[dim]{sheet.mode}: {sheet.recipe}, {sheet.seeds} seeds, {sheet.wall_s:.0f} s of wall time[/]")
 
 
 def _recipe(path: Path | None, overrides: list[str] | None) -> Recipe | None:

@@ -163,10 +163,14 @@ class Core(State):
                 return
             waiting = self.table.next_waiting(key)
             if waiting is None:
-                if not cut.may_admit(self) or not self._admit(now):
+                if not self.may_admit() or not self._admit(now):
                     return
                 continue
             self._start_attempt(*waiting, host, now)
+
+    def may_admit(self) -> bool:
+        """Whether another group may open: the window's depth and fence 1."""
+        return cut.may_admit(self)
 
     def _start_attempt(self, group: Group, member: Member, host: str, now: float) -> None:
         attempt = AttemptId(group.id, member.index, member.tries)

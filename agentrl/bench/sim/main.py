@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from agentrl.bench.sim import ladder, publication, serving
+from agentrl.bench.sim import ladder, peers, publication, serving, speed
 from agentrl.bench.sim.sheet import Sheet
 from agentrl.recipe.sim import SimRecipe
 
@@ -15,6 +15,8 @@ ARMS: dict[str, Callable[[SimRecipe, int], Sheet]] = {
     "ladder": ladder.run,
     "serving": serving.run,
     "publication": publication.run,
+    "peers": peers.run,
+    "speed": speed.run,
 }
 
 

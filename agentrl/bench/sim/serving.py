@@ -24,7 +24,7 @@ from agentrl.sim.fleet.ops import AttemptPlan, Op, Plans, TurnPlan
 from agentrl.wiring.fleet import Fleet, Options, simulate
 
 TOKENS_MIN_GPU = 39_400.0  # public: at 2,048, DP8 and EP8
-THINK_S = 11.0  # fitted to it: the synthetic conversations' time between turns, which is not published
+THINK_S = 14.0  # fitted to it: the synthetic conversations' time between turns, which is not published
 WINDOW = 0.9  # public
 OFFERED = 1_024
 _ROOMY = 1 << 16

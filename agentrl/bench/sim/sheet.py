@@ -87,7 +87,8 @@ def interval(values: Sequence[float], level: float = 0.95) -> float:
     if n < 2:
         return 0.0
     z, v = NormalDist().inv_cdf((1 + level) / 2), n - 1
-    t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
+    t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
     return t * stdev(values) / sqrt(n)
 
 
