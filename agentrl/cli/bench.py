@@ -150,7 +150,12 @@ def _draw_sandbox(to: Console, figures: dict[str, Any]) -> None:
     to.print(made)
     to.print(
         f"{backend['many']} sandboxes: {backend['many_exec_per_s']:.0f} commands/s,"
-        f" {backend['pss_mb_per_box']:.2f} MB each, all killed in {backend['many_kill_s']:.2f} s;"
+        f" {_megabytes(backend['pss_mb_per_box'])}, all killed in {backend['many_kill_s']:.2f} s;"
         f" through the daemon, {daemon['callers']} callers: {daemon['execs_per_s']:.0f} commands/s"
     )
     to.print(f"[dim]{figures['cpus']} CPUs, load before {figures['busy_before']:.1f}[/]")
+
+
+def _megabytes(each: float) -> str:
+    """An ordinary user may not read the memory of processes in another user namespace: then it is not a number."""
+    return f"{each:.2f} MB each" if each == each else "memory not readable by this user"
