@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import tomli_w
 import typer
 from rich.console import Console
 
 from agentrl.bench.sim.sheet import Sheet, beside
-from agentrl.cli.common import FAILED, Quiet, RecipeFile, Set, console, out, table
+from agentrl.cli.common import FAILED, Quiet, RecipeFile, RunFolder, Set, console, out, table
 from agentrl.recipe.load import load, load_sim
 from agentrl.recipe.schema import Recipe
 
@@ -105,6 +106,25 @@ def sim(
 
         for path in draw(sheet, figures):
             _say(quiet, f"drew {path}")
+    _give(msgspec.to_builtins(sheet, enc_hook=str), lambda to: _draw_sheet(to, sheet), json, quiet)
+
+
+@app.command()
+def calibrate(
+    run: RunFolder,
+    against: Annotated[list[Path] | None, typer.Option(help="Another run to predict. May be repeated.")] = None,
+    cpus: Annotated[int, typer.Option(min=0, help="Of the machine that ran it; 0: of this one.")] = 0,
+    into: Annotated[Path | None, typer.Option(help="Write the simulated fleet's recipe to this TOML file.")] = None,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """A live run as a recipe of the simulated fleet, and how well that predicts the step interval of other runs."""
+    from agentrl.bench import calibrate as part
+
+    _say(quiet, f"simulating {run}")
+    sheet = part.main(run, against or [], cpus=cpus)
+    if into is not None:
+        into.write_bytes(tomli_w.dumps(sheet.data["recipe"]).encode())
     _give(msgspec.to_builtins(sheet, enc_hook=str), lambda to: _draw_sheet(to, sheet), json, quiet)
 
 

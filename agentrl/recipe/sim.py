@@ -15,8 +15,23 @@ from agentrl.recipe.schema import Natural, Positive, Publish, Seconds, Section
 Factor = Annotated[float, Meta(gt=0)]
 
 
+class Engine(Section):
+    """As measured in a live run, by `agentrl bench calibrate`. Seconds."""
+
+    step_s: Annotated[float, Meta(ge=0)]  # of one token for all that run, and
+    sequence_s: Annotated[float, Meta(ge=0)]  # more for each of them
+    prefill_token_s: Annotated[float, Meta(ge=0)]  # of one prompt token that is not cached
+    stage_s: Annotated[float, Meta(ge=0)]  # new weights, brought near
+    swap_s: Annotated[float, Meta(ge=0)]  # and loaded
+    ranks: Positive = 1
+    slots: Positive = 32  # of one rank
+    kv_tokens: Positive = 65_536  # of one rank
+
+
 class Fleet(Section):
-    hosts: Positive = 4  # each with one engine over all its GPUs, and its share of the sandboxes
+    hosts: Positive = 4  # each with its engines over all its GPUs, and its share of the sandboxes
+    engines_per_host: Positive = 1
+    measured: Engine | None = None  # engines as a live run measured them, in place of the model's and the GPU's figures
     gpus_per_host: Positive = 8
     cpus_per_host: Positive = 128
     serving_cpus: Natural = 16  # CPUs that one engine's own threads occupy

@@ -31,12 +31,11 @@ from agentrl.scheduler.core import Core
 from agentrl.scheduler.policy import Policy
 from agentrl.sim import world as sim
 from agentrl.sim.clock import run
-from agentrl.sim.fleet.build import host_plan_of, plans_of, policy_of, serving_of
+from agentrl.sim.fleet.build import costs_of, host_plan_of, plans_of, policy_of
 from agentrl.sim.fleet.engine import EngineModel
 from agentrl.sim.fleet.host import HostModel
 from agentrl.sim.fleet.ops import Plans
 from agentrl.sim.fleet.player import FleetPlayer, PlayerRules
-from agentrl.sim.fleet.roofline import Roofline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +196,8 @@ def build_fleet(
     clock = asyncio.get_running_loop().time
     policy = policy_of(recipe)
     core = make_core(policy)
-    models = {f"e{i}": EngineModel(f"e{i}", Roofline(serving_of(recipe))) for i in range(recipe.fleet.hosts)}
+    each = recipe.fleet.engines_per_host
+    models = {f"e{i}": EngineModel(f"e{i}", costs_of(recipe)) for i in range(each * recipe.fleet.hosts)}
     hosts = {f"h{i}": HostModel(f"h{i}", host_plan_of(recipe)) for i in range(recipe.fleet.hosts)}
     rules = PlayerRules(keep_partial=recipe.publish.in_flight != "regenerate")
     player = FleetPlayer(engines=models, hosts=hosts, plans=plans or plans_of(recipe, seed), clock=clock, rules=rules)
@@ -218,7 +218,7 @@ def build_fleet(
     driver = Driver(core, world, services, listener)
     driver.resume([])
     for index, name in enumerate(models):
-        services.append(_engine(name, models[name], hosts[f"h{index}"], world, options))
+        services.append(_engine(name, models[name], hosts[f"h{index // each}"], world, options))
     services += [_host(name, recipe, world, hosts) for name in hosts]
     return Fleet(driver, core, models, hosts, policy)
 

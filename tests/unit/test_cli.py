@@ -23,7 +23,7 @@ from tests.cli import RECIPE, Done, agentrl
 from tests.laws.world import World
 
 VERBS = ["run", "rollout", "train", "publish", "plan", "doctor", "replay"]
-VERBS += [f"bench {name}" for name in ("engine", "sandbox", "laws", "sim")]
+VERBS += [f"bench {name}" for name in ("engine", "sandbox", "laws", "sim", "calibrate")]
 VERBS += [f"serve {verb}" for verb in ("up", "status", "down")]
 VERBS += [f"sandbox {verb}" for verb in ("up", "status", "down", "exec", "gc")]
 

@@ -10,9 +10,10 @@ from agentrl.recipe.sim import SimRecipe
 from agentrl.scheduler.policy import Policy
 from agentrl.sim.fleet.constants import Efficiency
 from agentrl.sim.fleet.host import HostPlan, isolated, pooled
+from agentrl.sim.fleet.measured import Measured
 from agentrl.sim.fleet.ops import Plans
-from agentrl.sim.fleet.roofline import Serving
-from agentrl.sim.fleet.trace import Trace
+from agentrl.sim.fleet.roofline import Costs, Roofline, Serving
+from agentrl.sim.fleet.trace import Again, Trace
 from agentrl.sim.fleet.workload import PRESETS, Shape, Spread, ToolKind, Workload
 
 
@@ -28,6 +29,12 @@ def serving_of(recipe: SimRecipe) -> Serving:
         gpus=fleet.gpus_per_host,
         efficiency=Efficiency(derate=fleet.derate, flops=fleet.flops_share),
     )
+
+
+def costs_of(recipe: SimRecipe) -> Costs:
+    """Of one engine: measured, or from the model's and the GPU's figures."""
+    measured = recipe.fleet.measured
+    return Measured(measured) if measured is not None else Roofline(serving_of(recipe))
 
 
 def host_plan_of(recipe: SimRecipe) -> HostPlan:
@@ -65,7 +72,7 @@ def shape_of(recipe: SimRecipe) -> Shape:
 def plans_of(recipe: SimRecipe, seed: int) -> Plans:
     """DataError where the recipe's trace cannot be read."""
     if recipe.workload.trace:
-        return Trace.load(Path(recipe.workload.trace))
+        return Again(Trace.load(Path(recipe.workload.trace)), seed)
     return Workload(shape_of(recipe), seed)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 
@@ -49,6 +50,20 @@ class Trace:
                 f"the trace has no member {member} of group {group}",
                 hint="simulate no more groups and siblings than were recorded",
             ) from None
+
+
+class Again:
+    """`Plans` of a trace without end: recorded groups as they were, and any other is one of them, drawn by the seed."""
+
+    def __init__(self, trace: Trace, seed: int) -> None:
+        self._trace = trace
+        self._seed = seed
+        self._known = frozenset(trace.groups)
+
+    def plan(self, group: str, member: int) -> AttemptPlan:
+        if group not in self._known:
+            group = self._trace.groups[Random(f"{self._seed}/{group}").randrange(len(self._trace.groups))]
+        return self._trace.plan(group, member)
 
 
 def write(path: Path, lines: Iterable[Line]) -> None:
