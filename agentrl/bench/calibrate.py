@@ -4,7 +4,9 @@ Measured: how long a step of an engine takes by how many decode, prefill by the 
 trainer's step, staging and loading of weights. All that was measured while the machine was busy; `quiet` is the share
 of it that the same work takes undisturbed, and the simulated machine's CPUs, shared by all, bring the rest back. One
 number is not measured but fitted, to the run itself: CPU seconds of an attempt outside engines and tools (its sandbox
-opened and closed, the controller's own work). Nothing is fitted to a run that is predicted.
+opened and closed, the controller's own work), or `quiet` where those come to less than nothing. Nothing is fitted to a
+run that is predicted. What else the machine did is in the measures: predict runs that had the machine as much to
+themselves.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from agentrl.wiring.fleet import Options
 from agentrl.wiring.recorded import Recorded, read
 
 WARM = 2  # first intervals left out, of runs and of simulations
-SEEDS = 3  # simulations of which the mean is the prediction
-_FIT = 12  # halvings
+SEEDS = 8  # simulations of which the mean is the prediction
+_FIT = 10  # halvings, each of
+_FIT_SEEDS = 3  # simulations
 _MOST_S = 4.0  # CPU seconds of an attempt that are not measured
 
 
@@ -206,18 +209,22 @@ def predict(recipe: SimRecipe, seeds: int = SEEDS) -> float:
 
 
 def fit(run: Recorded, trace_path: Path, *, cpus: int) -> Measures:
-    """The run's measures, with `attempt_s` such that its own median interval comes out. The trace is left at the path.
+    """The run's measures, with the one unknown such that its own median interval comes out: `attempt_s`, or, where what
+    was measured is already too much work, a lower `quiet`. The trace is left at the path.
 
-    An interval grows with the work of an attempt, so halving finds it; 0 where what is measured accounts for it all.
+    An interval grows with the work of an attempt, so halving finds it.
     """
-    measures, low, high = measure(run), 0.0, _MOST_S
+    measures = measure(run)
+
+    def slow(tried: Measures) -> bool:
+        trace.write(trace_path, lines(run, tried))
+        return predict(recipe_of(run, tried, trace_path, cpus=cpus), _FIT_SEEDS) > measures.interval_s
+
+    field, low, high = ("quiet", 0.0, measures.quiet) if slow(measures) else ("attempt_s", 0.0, _MOST_S)
     for _ in range(_FIT):
         middle = (low + high) / 2
-        tried = msgspec.structs.replace(measures, attempt_s=middle)
-        trace.write(trace_path, lines(run, tried))
-        slow = predict(recipe_of(run, tried, trace_path, cpus=cpus), seeds=1) > measures.interval_s
-        low, high = (low, middle) if slow else (middle, high)
-    fitted = msgspec.structs.replace(measures, attempt_s=low)
+        low, high = (low, middle) if slow(msgspec.structs.replace(measures, **{field: middle})) else (middle, high)
+    fitted = msgspec.structs.replace(measures, **{field: (low + high) / 2})
     trace.write(trace_path, lines(run, fitted))
     return fitted
 
@@ -252,7 +259,8 @@ def main(folder: Path, against: Sequence[Path], *, cpus: int = 0) -> Sheet:
             ),
         ),
         notes=(
-            "fitted to the first run: attempt_s, CPU of an attempt outside engine and tools; quiet is a share, not ms",
+            "fitted to the first run: attempt_s, CPU of an attempt outside engine and tools, or where that came to"
+            " nothing quiet, the share of measured times that is work (not in ms)",
             f"simulated on {cpus} CPUs shared by all; trace: {path}",
         ),
         data={
