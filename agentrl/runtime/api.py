@@ -90,7 +90,9 @@ class Face:
         self._recent.heard(now, event, commands, self._driver.core)
         self.stream.publish(now, event, commands)
 
-    def service(self, port: int) -> Service:
+    def service(self, port: int, *, linger_s: float = 0.0) -> Service:
+        """linger_s: how long to stay after the end for attached trainers that have not been told of it."""
+
         async def serve(_: Callable[[news.Event], None]) -> None:
             runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
             await runner.setup()
@@ -102,6 +104,7 @@ class Face:
             finally:
                 await self._desk.aclose()
                 self.stream.close()
+                await self._desk.dismissed(within_s=linger_s)
                 await runner.cleanup()
 
         return serve

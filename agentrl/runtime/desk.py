@@ -52,6 +52,7 @@ class TrainerDesk:
         self._lease: _Lease | None = None
         self._settled: asyncio.Future[StepReport] | None = None  # of the newest batch; kept for acks that come twice
         self._asking = 0  # claims that wait
+        self._here: set[str] = set()  # trainers that have claimed and do not know yet that the run is over
         self._told = False  # the driver knows that a trainer waits
         self._closed = False
         self.renewed = 0  # leases renewed so far: the sign of life of a long step
@@ -81,11 +82,21 @@ class TrainerDesk:
             self._closed = True
             self._changed.notify_all()
 
+    async def dismissed(self, *, within_s: float) -> bool:
+        """After `aclose`: whether every trainer came once more and was told. One may be saving its last step yet."""
+        try:
+            async with self._changed, asyncio.timeout(within_s):
+                await self._changed.wait_for(lambda: not self._here)
+        except TimeoutError:
+            return False
+        return True
+
     # --- the trainer's side -----------------------------------------------------------------------------------------
 
     async def claim(self, request: ClaimRequest) -> Claim | None:
         """None when nothing came within wait_s. Raises WrongVersion, RunOver."""
         self._asking += 1
+        self._here.add(request.trainer)
         try:
             async with self._changed, asyncio.timeout(max(request.wait_s, 0.0)):
                 self._changed.notify_all()
@@ -101,6 +112,8 @@ class TrainerDesk:
 
     def _refuse(self, request: ClaimRequest) -> None:
         if self._closed:
+            self._here.discard(request.trainer)
+            self._changed.notify_all()
             raise RunOver("the run is over")
         if request.version != self._expected:
             raise WrongVersion(self._expected, request.version)

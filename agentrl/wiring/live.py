@@ -48,6 +48,7 @@ from agentrl.wiring.trainer import trainer_ended
 log = logging.getLogger("agentrl.wiring")
 
 _EPOCHS_PER_PROCESS = 1_000
+_LINGER_S = 5.0  # an attached trainer may still be saving the last step when the run ends
 
 
 @dataclass
@@ -344,7 +345,9 @@ class _Parts:
 
             await keep_trainer(start, restarts=self.recipe.train.restarts)
 
-        return [face.service(0), train] if trainer else [face.service(0)]
+        if trainer:
+            return [face.service(0), train]
+        return [face.service(0, linger_s=_LINGER_S)]
 
 
 def _run_clock(offset: float) -> Callable[[], float]:

@@ -107,6 +107,29 @@ def test_a_restarted_trainer_gets_its_batch_back_at_once() -> None:
     with_desk(body)
 
 
+def test_the_end_waits_for_a_trainer_that_is_still_saving() -> None:
+    async def body(desk: TrainerDesk, group: asyncio.TaskGroup) -> None:
+        step = group.create_task(desk.step(batch(0)))
+        await asyncio.sleep(0)
+        claim = await claimed(desk, ask())
+        await desk.ack(claim.lease, report(0, 1))
+        await step
+        await desk.aclose()
+        assert not await desk.dismissed(within_s=2.0)
+        assert asyncio.get_running_loop().time() == 2.0
+
+        async def come_back() -> None:
+            await asyncio.sleep(3.0)
+            with pytest.raises(RunOver):
+                await desk.claim(ask(1))
+
+        group.create_task(come_back())
+        assert await desk.dismissed(within_s=10.0)
+        assert asyncio.get_running_loop().time() == 5.0
+
+    with_desk(body)
+
+
 def test_a_wrong_version_and_a_run_that_is_over_are_refused() -> None:
     async def body(desk: TrainerDesk, group: asyncio.TaskGroup) -> None:
         with pytest.raises(WrongVersion) as refused:
