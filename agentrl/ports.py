@@ -261,3 +261,11 @@ class Placement(Protocol):
     async def wait_moved(self, away_from: Place, *, deadline_s: float) -> Place:
         """After the engine at `away_from` was lost: the next place. DeadlineError where none is given in time."""
         ...
+
+
+class Progress(Protocol):
+    """Hears how long work goes on. For people only: nothing depends on it."""
+
+    def __call__(self, who: str, what: str, share: float | None = None) -> None:
+        """`who` is at `what` now. share: done, of the whole; None: unknown."""
+        ...
