@@ -6,7 +6,7 @@ CPU_TORCH = --retries 0 --timeout 10 --index-url https://download.pytorch.org/wh
 TORCH ?= $(shell command -v nvidia-smi >/dev/null && echo torch)
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-all test-sglang lint fmt types laws docs bench clean
+.PHONY: help setup demo test test-sglang test-docker lint fmt types laws docs bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,10 +23,13 @@ demo: setup ## the whole loop on this machine: engines, sandboxes, training, pub
 	$(BIN)/agentrl run recipes/local.toml
 
 test: setup ## everything that runs on any Linux machine
-	$(BIN)/python -m pytest -q -m 'not sglang and not slow'
+	$(BIN)/python -m pytest -q -m 'not sglang and not slow and not docker'
 
 test-sglang: setup ## the engine contract against real SGLang on the CPU, in its own environment
 	$(BIN)/python tests/live/sglang/setup.py && AGENTRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest -q -m sglang
+
+test-docker: setup ## the sandbox contract against a Docker engine of its own (root; apt-get install docker.io debootstrap busybox-static)
+	tests/live/docker/images.sh "$${AGENTRL_DOCKER_CACHE:-$$HOME/.cache/agentrl-docker}" && $(BIN)/python -m pytest -q -m docker
 
 lint: setup ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

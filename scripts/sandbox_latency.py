@@ -40,7 +40,7 @@ async def timed(what: str, act: Callable[[int], Awaitable[object]], runs: int = 
 
 
 async def of_backend(backend_name: str, folder: str) -> None:
-    backend = make_backend(backend_name, root="/", state_dir=folder)
+    backend = make_backend(Sandbox(backend=backend_name), state_dir=folder)
     await backend.probe()
     box = await backend.start(BoxSpec(id="direct", label="latency", limits=Limits(), trusted=True))
     try:

@@ -63,9 +63,20 @@ class LaneCaps(Section):
     cleanup: Natural = 0  # closing a sandbox
 
 
+class Docker(Section):
+    url: str = ""  # of the engine: unix:///path/to/docker.sock; empty: DOCKER_HOST, else Docker's own
+    network: str = "bridge"  # the engine's network for tasks that ask for one; all others have loopback only
+    warm: Natural = 8  # containers kept ready
+    starts: Positive = 4  # containers being started at once
+    starts_per_s: Annotated[float, Meta(gt=0)] = 10.0  # of them, with jitter
+    call_timeout_s: Seconds = 30.0  # of one call to the engine
+
+
 class Sandbox(Section):
-    backend: Literal["namespace", "bubblewrap", "process"] = "namespace"  # how a sandbox is contained
-    root: str = "/"  # lower layer of the sandboxes' file system; `/` with private folders masked
+    backend: Literal["namespace", "bubblewrap", "docker", "process"] = "namespace"  # how a sandbox is contained
+    root: str = "/"  # lower layer of the sandboxes' file system; `/` with private folders masked; not of docker's
+    image: str = ""  # docker: what tasks that name no image run in
+    docker: Docker = Docker()  # how its engine is used
     lanes: LaneCaps = LaneCaps()
     serving_cpus: str = ""  # CPU list kept for engines, e.g. "0-3"; empty: none kept
     lease_s: Seconds = 600.0  # an unrenewed sandbox is reaped after this

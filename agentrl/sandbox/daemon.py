@@ -103,9 +103,7 @@ async def serve(config: DaemonConfig) -> None:
         lifeline.install(stop.set)
     token = _prepare(config)
     with _listening(config) as listener:
-        backend = make_backend(
-            config.sandbox.backend, root=config.sandbox.root, state_dir=config.state_dir, hide=config.hide
-        )
+        backend = make_backend(config.sandbox, state_dir=config.state_dir, hide=config.hide)
         try:
             await backend.probe()
             if reaped := await backend.reap():

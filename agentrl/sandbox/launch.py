@@ -127,7 +127,7 @@ async def attach(host: Host, *, run_dir: str) -> SandboxClient:
 async def gc(sandbox: schema.Sandbox, *, run_dir: str, label: str | None = None) -> int:
     """Remove what dead daemons left on this machine, of one run or of all; no daemon needed. How many sandboxes."""
     state_dir = Paths.below(run_dir).state
-    backend = make_backend(sandbox.backend, root=sandbox.root, state_dir=state_dir)
+    backend = make_backend(sandbox, state_dir=state_dir)
     try:
         return await backend.reap(label)
     finally:

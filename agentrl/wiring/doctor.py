@@ -160,7 +160,7 @@ async def _ports(recipe: Recipe) -> Finding:
 
 async def _sandboxes(recipe: Recipe) -> Finding:
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as state:
-        backend = make_backend(recipe.sandbox.backend, root=recipe.sandbox.root, state_dir=state)
+        backend = make_backend(recipe.sandbox, state_dir=state)
         try:
             await backend.probe()
             said = f"{backend.name} works as {machine.user()} ({machine.cgroups()}): {backend.isolation}"

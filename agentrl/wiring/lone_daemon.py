@@ -26,7 +26,7 @@ async def lone_daemon(recipe: Recipe, folder: Path) -> AsyncIterator[SandboxClie
 
 async def measure_backend(recipe: Recipe, folder: Path, *, repeats: int, many: int) -> Figures:
     """Of the recipe's backend alone, in this process. UnavailableError where it cannot work here."""
-    backend = make_backend(recipe.sandbox.backend, root=recipe.sandbox.root, state_dir=str(folder))
+    backend = make_backend(recipe.sandbox, state_dir=str(folder))
     try:
         await backend.probe()
         return await measure(backend, repeats=repeats, many=many)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from agentrl.errors import TaskError
+from agentrl.recipe.schema import Sandbox
 from agentrl.records import ExecResult, File, Lane, Task
 from agentrl.rollout.observation import render
 from agentrl.sandbox.backends import make_backend
@@ -23,7 +24,7 @@ class World:
 
     def __init__(self, folder: Path, *, backend: str) -> None:
         self._folder = folder
-        self._backend: Backend = make_backend(backend, root="/", state_dir=str(folder / "boxes"))
+        self._backend: Backend = make_backend(Sandbox(backend=backend), state_dir=str(folder / "boxes"))
         self._free: list[Box] = []
         self._started = 0
 

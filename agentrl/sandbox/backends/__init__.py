@@ -1,4 +1,5 @@
-"""How a box is contained: `namespace` by default, `bubblewrap` by choice, `process` for trusted tasks only."""
+"""How a box is contained: `namespace` by default, `docker` for images, `bubblewrap` by choice, `process` for trusted
+tasks only."""
 
 from __future__ import annotations
 
@@ -6,17 +7,19 @@ TYPE_CHECKING = False  # the launcher imports this package, and typing would cos
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentrl.recipe import schema
     from agentrl.sandbox.backends.base import Backend
 
 
-def make_backend(name: str, *, root: str, state_dir: str, hide: Sequence[str] = ()) -> Backend:
-    """A backend by its recipe name. root: lower layer of the boxes' file system. state_dir: a private folder of the
-    daemon. hide: further host paths that no box may see. UserError for a name that is none.
+def make_backend(sandbox: schema.Sandbox, *, state_dir: str, hide: Sequence[str] = ()) -> Backend:
+    """The backend that a recipe's section asks for. state_dir: a private folder of the daemon. hide: further host paths
+    that no box may see. UserError for a name that is none.
 
     Imports are local: the launcher imports this package and must stay small.
     """
     from agentrl.errors import UserError
 
+    name, root = sandbox.backend, sandbox.root
     if name == "namespace":
         from agentrl.sandbox.backends.namespace import NamespaceBackend
 
@@ -25,8 +28,12 @@ def make_backend(name: str, *, root: str, state_dir: str, hide: Sequence[str] = 
         from agentrl.sandbox.backends.bubblewrap import BubblewrapBackend
 
         return BubblewrapBackend(root=root, state_dir=state_dir, hide=hide)
+    if name == "docker":
+        from agentrl.sandbox.backends.docker import DockerBackend
+
+        return DockerBackend(sandbox.docker, image=sandbox.image, state_dir=state_dir)
     if name == "process":
         from agentrl.sandbox.backends.process import ProcessBackend
 
         return ProcessBackend(state_dir=state_dir)
-    raise UserError(f"sandbox.backend: no backend named {name!r}", hint="Use namespace, bubblewrap or process.")
+    raise UserError(f"sandbox.backend: no backend named {name!r}", hint="Use namespace, bubblewrap, docker or process.")

@@ -1,4 +1,4 @@
-"""Figures of one backend on this machine: `python -m agentrl.sandbox.backends.measure [BACKEND]`.
+"""Figures of one backend on this machine: `python -m agentrl.sandbox.backends.measure [BACKEND [BOXES [IMAGE]]]`.
 
 Wall clock as the daemon sees it, from the call to its answer. Say beside a figure what else the machine was doing.
 """
@@ -15,6 +15,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
+from agentrl.recipe import schema
 from agentrl.records import Limits, Record
 from agentrl.sandbox.backends import make_backend
 from agentrl.sandbox.backends.base import Backend, Box, BoxSpec
@@ -155,17 +158,16 @@ def table(figures: Figures) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def _main(name: str, many: int) -> None:
+async def _main(name: str = "namespace", many: str = "256", image: str = "") -> None:
+    sandbox = msgspec.convert({"backend": name, "image": image}, schema.Sandbox)
     with tempfile.TemporaryDirectory(prefix="agentrl-measure-") as state:
-        backend = make_backend(name, root="/", state_dir=state)
+        backend = make_backend(sandbox, state_dir=state)
         await backend.probe()
         try:
-            sys.stdout.write(table(await measure(backend, many=many)))
+            sys.stdout.write(table(await measure(backend, many=int(many))))
         finally:
             await backend.aclose()
 
 
 if __name__ == "__main__":
-    asyncio.run(
-        _main(sys.argv[1] if len(sys.argv) > 1 else "namespace", int(sys.argv[2]) if len(sys.argv) > 2 else 256)
-    )
+    asyncio.run(_main(*sys.argv[1:]))

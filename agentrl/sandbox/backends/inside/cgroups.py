@@ -88,11 +88,11 @@ class Group:
 
     def handles(self) -> tuple[int, int]:
         """Descriptors that work inside a box, where no control group is mounted: of the CPU set, of the OOM count."""
+        return os.open(f"{self.cpuset}/cpuset.cpus", os.O_WRONLY | os.O_CLOEXEC), self.oom_handle()
+
+    def oom_handle(self) -> int:
         oom = "memory.oom_control" if self.version == 1 else "memory.events"
-        return (
-            os.open(f"{self.cpuset}/cpuset.cpus", os.O_WRONLY | os.O_CLOEXEC),
-            os.open(f"{self.memory}/{oom}", os.O_RDONLY | os.O_CLOEXEC),
-        )
+        return os.open(f"{self.memory}/{oom}", os.O_RDONLY | os.O_CLOEXEC)
 
     def remove(self) -> None:
         deadline = time.monotonic() + _REMOVE_S
@@ -219,6 +219,20 @@ def detect(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/sel
     except OSError as e:
         return f"cannot delegate controllers in {base}: {e.strerror} (a version 2 group that holds processes cannot)"
     return Cgroups(2, base, base, base, [v2[0]])
+
+
+def of_container(pid: int, container: str) -> Group | None:
+    """The groups that an engine made for the container that `pid` is in; None where we do not see them under its id."""
+    v1, v2 = _mounted("/proc/self/mountinfo")
+    own = _own_groups(f"/proc/{pid}/cgroup")
+    needed = ("cpuset", "memory", "pids")
+    if all(name in v1 for name in needed):
+        version, paths = 1, [_below(*v1[name], own.get(name, "/")) for name in needed]
+    elif v2 is not None:
+        version, paths = 2, [_below(*v2, own.get("", "/"))] * 3
+    else:
+        return None
+    return Group(version, *paths) if all(container in path for path in paths) else None
 
 
 def _mounted(mountinfo: str) -> tuple[dict[str, tuple[str, str]], tuple[str, str] | None]:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CALL, SWEEP, RESET, CPUS, GROW = b"c", b"s", b"r", b"p", b"g"
-
-
-CALL, SWEEP, RESET, CPUS, GROW = b"c", b"s", b"r", b"p", b"g"
 _REQUEST_S = 5.0  # the daemon sends the request right behind the channel
 
 
@@ -31,8 +28,9 @@ class Box:
     """What the init needs of its surroundings; each backend fills it in its own way.
 
     enter: run by a worker, takes it into the box and drops its privileges. renew: a fresh file system, called with no
-    process left; None where the backend replaces the whole box instead. handles: of `cgroups.Group.handles`, None where
-    commands take an affinity. grow: more disk, for files of the daemon's that must fit even if a command filled it.
+    process left and with the request that asked for it; None where the backend replaces the whole box instead.
+    handles: of `cgroups.Group.handles`, None where commands take an affinity. grow: more disk, for files of the
+    daemon's that must fit even if a command filled it.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class Box:
         policy: supervisor.Policy,
         *,
         enter: Callable[[], None],
-        renew: Callable[[], None] | None,
+        renew: Callable[[wire.Head], None] | None,
         handles: tuple[int, int] | None,
         grow: Callable[[int], None] | None = None,
     ) -> None:
@@ -123,7 +121,7 @@ class _Init:
                 answer = {"swept": self._sweep()}
             elif kind == RESET and self._box.renew is not None:
                 self._sweep()
-                self._box.renew()
+                self._box.renew(request)
             elif kind == CPUS and self._box.handles is not None:
                 cgroups.move(self._box.handles[0], request["cpus"])
             elif kind == GROW and self._box.grow is not None:

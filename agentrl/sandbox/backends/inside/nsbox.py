@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import socket
 
-from agentrl.sandbox.backends.inside import cgroups, init, kernel, supervisor, wire
-from agentrl.sandbox.backends.inside.rootfs import Template
+from agentrl.sandbox.backends.inside import cgroups, init, kernel, rootfs, supervisor, wire
+from agentrl.sandbox.backends.inside.room import Room
 
 
 def run(
     spec: wire.Head,
     channel: socket.socket,
     control: socket.socket,
-    template: Template,
+    template: rootfs.Template,
     group: cgroups.Group | None,
     home: int,
     user: bool,
@@ -31,42 +31,14 @@ def run(
     init.serve(control, box)
 
 
-def _make_box(spec: wire.Head, template: Template, group: cgroups.Group | None, home: int, user: bool) -> init.Box:
+def _make_box(
+    spec: wire.Head, template: rootfs.Template, group: cgroups.Group | None, home: int, user: bool
+) -> init.Box:
     kernel.unshare(kernel.CLONE_NEWUTS | (0 if spec["network"] else kernel.CLONE_NEWNET))
     socket.sethostname("sandbox")
     if not spec["network"]:
         kernel.loopback_up()
-    inner_user = _inner_user_namespace() if user else None
-    mounts: list[int] = []
-
-    def renew() -> None:
-        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
-        try:
-            policy.shell = template.build(
-                workdir=spec["workdir"], disk_bytes=spec["disk_mb"] << 20, network=spec["network"]
-            )
-            mounts.append(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
-        finally:
-            kernel.setns(home, kernel.CLONE_NEWNS)
-        if len(mounts) > 1:
-            os.close(mounts.pop(0))  # the last reference: the old file system and its pages are freed
-
-    def grow(count: int) -> None:
-        kernel.setns(mounts[0], kernel.CLONE_NEWNS)
-        try:
-            template.grow(count)
-        finally:
-            kernel.setns(home, kernel.CLONE_NEWNS)
-
-    def enter() -> None:
-        kernel.setns(mounts[0], kernel.CLONE_NEWNS)
-        if inner_user is not None:
-            kernel.setns(inner_user, kernel.CLONE_NEWUSER)
-        for fd in (home, mounts[0], inner_user):
-            if fd is not None:
-                os.close(fd)
-        kernel.drop_privileges()
-
+    room = Room(template, home, _inner_user_namespace() if user else None)
     handles = group.handles() if group else None
     policy = supervisor.Policy(
         workdir=spec["workdir"],
@@ -75,10 +47,15 @@ def _make_box(spec: wire.Head, template: Template, group: cgroups.Group | None, 
         processes=0 if handles else spec["pids"],
         memory_bytes=0 if handles else spec["memory_mb"] << 20,
     )
+
+    def renew(_request: wire.Head | None = None) -> None:
+        texts = rootfs.resolver() if spec["network"] else {}
+        policy.shell = room.renew(workdir=spec["workdir"], disk_bytes=spec["disk_mb"] << 20, texts=texts)
+
     renew()
     kernel.limit_privileges()
     kernel.close_to_inspection()
-    return init.Box(policy, enter=enter, renew=renew, handles=handles, grow=grow)
+    return init.Box(policy, enter=room.enter, renew=renew, handles=handles, grow=room.grow)
 
 
 def _inner_user_namespace() -> int:

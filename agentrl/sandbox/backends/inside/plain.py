@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from agentrl.sandbox.backends.inside import init, kernel, supervisor
+from agentrl.sandbox.backends.inside import init, kernel, supervisor, wire
 
 SETTINGS = "AGENTRL_BOX"
 
@@ -23,7 +23,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     kernel.adopt_orphans()
 
-    def renew() -> None:
+    def renew(_request: wire.Head | None = None) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         for folder in (settings["workdir"], f"{scratch}/root", f"{scratch}/tmp"):
             os.makedirs(folder, exist_ok=True)

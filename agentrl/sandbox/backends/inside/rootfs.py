@@ -15,7 +15,7 @@ from agentrl.sandbox.backends.inside import kernel
 
 TYPE_CHECKING = False  # importing typing would cost memory and time in every box
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _SHOWN = ("usr", "etc", "opt", "var", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 EMPTY = {"root": 0o700, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "media": 0o755}
@@ -58,11 +58,20 @@ class Template:
 
     root: lower layer. base: an existing folder to mount on. hide: further host paths to mask.
     attributes: `trusted` as real root, `user` in a user namespace (the prefix of overlay's extended attributes).
+    turn: makes the working directory the root.
     """
 
-    def __init__(self, root: str, base: str, hide: Sequence[str], attributes: str) -> None:
+    def __init__(
+        self,
+        root: str,
+        base: str,
+        hide: Sequence[str],
+        attributes: str,
+        turn: Callable[[], None] = kernel.pivot_here,
+    ) -> None:
         self.root = os.path.realpath(root)
         self.attributes = attributes
+        self._turn = turn
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID, "mode=755,size=16m")
         self.box, self.masks, self.devices = f"{base}/box", f"{base}/masks", f"{base}/dev"
@@ -107,9 +116,9 @@ class Template:
         for name, target in links.items():
             os.symlink(target, f"{self.devices}/{name}")
 
-    def build(self, *, workdir: str, disk_bytes: int, network: bool) -> str:
-        """Call in a fresh mount namespace; afterwards the process's root is the box's. Returns the shell to use."""
-        resolver = _resolver() if network else ""
+    def build(self, *, workdir: str, disk_bytes: int, texts: Mapping[str, str]) -> str:
+        """Call in a fresh mount namespace; afterwards the process's root is the box's. texts: files to put in place of
+        the root's. Returns the shell to use."""
         kernel.mount("tmpfs", self.box, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _tmpfs_options(disk_bytes))
         root = f"{self.box}/root"
         os.mkdir(root)
@@ -122,9 +131,9 @@ class Template:
         self._fill(root)
         self._mount_system(root)
         os.chdir(root)
-        kernel.pivot_here()
-        if resolver:
-            self._resolve(resolver)
+        self._turn()
+        for path, text in texts.items():
+            _replace(path, text)
         os.makedirs(workdir, exist_ok=True)
         return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
@@ -180,13 +189,6 @@ class Template:
             "devpts", f"{root}/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666"
         )
 
-    def _resolve(self, text: str) -> None:
-        """The host's resolver, where /etc/resolv.conf is a link into a folder that the box does not see."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink("/etc/resolv.conf")
-        with open("/etc/resolv.conf", "w") as f:
-            f.write(text)
-
 
 def _unreadable(folder: str) -> Iterator[str]:
     """Entries that are not readable by everybody: keys, password hashes, credentials."""
@@ -223,7 +225,17 @@ def _tmpfs_options(disk_bytes: int) -> str:
     return f"mode=755,size={disk_bytes},nr_inodes={max(16_384, disk_bytes >> 13)}"
 
 
-def _resolver() -> str:
+def _replace(path: str, text: str) -> None:
+    """Also where it is a link into a folder that the box does not see."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as f:
+        f.write(text)
+
+
+def resolver() -> dict[str, str]:
+    """The resolver's file of whoever calls, for a box that shares its network."""
     with contextlib.suppress(OSError), open("/etc/resolv.conf") as f:
-        return f.read()
-    return ""
+        return {"/etc/resolv.conf": f.read()}
+    return {}
