@@ -240,16 +240,77 @@ class Process(Protocol):
 
 
 class Host(Protocol):
-    """A machine on which things can be run: this one, or one behind SSH."""
+    """A machine on which things can be run: this one, or one behind SSH. Every path is a name on that machine.
+
+    Calls raise UnavailableError where the machine cannot be reached, DeadlineError where it does not answer in time.
+    """
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def python(self) -> str:
+        """The interpreter there that has agentrl installed."""
+        ...
+
+    @property
+    def home(self) -> str:
+        """Absolute folder there below which agentrl keeps its things."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether its paths are this machine's paths."""
+        ...
+
+    @property
+    def up(self) -> bool:
+        """Whether it can be reached now."""
+        ...
+
+    async def wait_link(self, *, up: bool) -> str:
+        """Returns once the host can (up) or cannot (not up) be reached, with the reason in words. For whoever depends
+        on it: a lost host is known here before its processes are missed. Waits for ever where that never comes."""
+        ...
+
     async def start(
         self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, label: str = ""
-    ) -> Process: ...
+    ) -> Process:
+        """Start without a shell, output appended to the file `log`. A leftover of the same label is ended first.
 
-    async def run(self, argv: Sequence[str], *, timeout_s: float) -> tuple[int, str]: ...
+        UnavailableError where there is no such program, UserError where the log cannot be written.
+        """
+        ...
+
+    async def run(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> tuple[int, str]:
+        """Exit code and combined output. DeadlineError after timeout_s, with the program killed."""
+        ...
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o600) -> None:
+        """Replaced atomically; folders on the way are made with mode 0700. UserError where it cannot be written."""
+        ...
+
+    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+        """The first `limit` bytes. FileNotFoundError where there is none, UserError where it is not readable."""
+        ...
+
+    async def send(self, source: str, path: str, *, deadline_s: float) -> None:
+        """Copy a file or folder of this machine to `path` there, which then holds exactly that. UserError where one
+        side cannot be read or written."""
+        ...
+
+    async def reach(self, address: str) -> str:
+        """An address here, of the same kind, that reaches `address` there until `aclose`, whatever the link does
+        meanwhile: "HOST:PORT" (on its loopback) or "unix:/path". While the link is down, connecting is refused."""
+        ...
+
+    async def free_port(self) -> int:
+        """A TCP port of its loopback that was free a moment ago."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends what `reach` gave, and the link. Processes live on as their host's policy says."""
+        ...
 
 
 class Placement(Protocol):

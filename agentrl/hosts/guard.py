@@ -1,12 +1,13 @@
 """Runs one program and makes sure that nothing of it outlives whoever asked for it. Standard library only: the
 interpreter runs this file by its path, before anything is installed or imported.
 
-    python guard.py GRACE_S PROGRAM ARG...
+    python guard.py GRACE_S STDIN PROGRAM ARG...
 
-Standard input is the lifeline: a pipe whose write end the starter holds for life. End of file there means that the
-starter is gone, however it died: SIGTERM to everyone below, SIGKILL after GRACE_S. SIGUSR1 means SIGKILL now. As child
-subreaper the guard stays the ancestor of all that the program starts, whatever it double-forks or setsids, so at the
-end it can find and kill all of it. If the guard itself is killed, the kernel kills the program.
+The guard's standard input is the lifeline: a pipe whose write end the starter holds for life. End of file there means
+that the starter is gone, however it died: SIGTERM to everyone below, SIGKILL after GRACE_S. SIGUSR1 means SIGKILL now.
+As child subreaper the guard stays the ancestor of all that the program starts, whatever it double-forks or setsids, so
+at the end it can find and kill all of it. If the guard itself is killed, the kernel kills the program. STDIN: the
+descriptor that the program gets as standard input; 0: the lifeline.
 
 Exit code: the program's; 128 + n where signal n ended it; 127 where it could not be started.
 """
@@ -30,8 +31,9 @@ _FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # it is in ou
 
 
 class Guard:
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, stdin: int) -> None:
         self._grace_s = grace_s
+        self._stdin = stdin
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._watched = [_LIFELINE]
@@ -65,6 +67,9 @@ class Guard:
         if self._program:
             return
         try:
+            if self._stdin:
+                os.dup2(self._stdin, 0)
+                os.close(self._stdin)
             signal.set_wakeup_fd(-1)
             for signum in (*_FOR_THE_PROGRAM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(signum, signal.SIG_DFL)
@@ -134,4 +139,4 @@ def _descendants(of: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(Guard(float(sys.argv[1])).run(sys.argv[2:]))
+    sys.exit(Guard(float(sys.argv[1]), int(sys.argv[2])).run(sys.argv[3:]))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from agentrl.errors import DeadlineError, InfraError, UnavailableError, UserError
 
@@ -22,16 +25,34 @@ _SWEEP_S = 10.0
 
 
 class LocalHost:
-    """`ports.Host`. Programs get the lifeline as standard input (see agentrl.lifeline); others may ignore it."""
+    """`ports.Host`. Programs get the lifeline as standard input (see agentrl.lifeline); others may ignore it.
 
-    def __init__(self, name: str = "localhost") -> None:
+    home: `~/.agentrl` where it is not given.
+    """
+
+    local = True
+    up = True
+
+    def __init__(self, name: str = "localhost", *, python: str = sys.executable, home: str = "") -> None:
         self.name = name
+        self.python = python
+        self.home = home or str(Path("~/.agentrl").expanduser())
+        self._labelled: WeakValueDictionary[str, LocalProcess] = WeakValueDictionary()
+
+    async def wait_link(self, *, up: bool) -> str:
+        if not up:
+            await asyncio.get_running_loop().create_future()
+        return "it is this machine"
 
     async def start(
         self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, label: str = ""
     ) -> LocalProcess:
-        """Start without a shell, output appended to the file `log`. UnavailableError where there is no such program,
-        UserError where the log cannot be written."""
+        """Start without a shell, output appended to the file `log`. A leftover of the same label is ended first; of
+        another LocalHost there can be none, its processes end with it.
+
+        UnavailableError where there is no such program, UserError where the log cannot be written."""
+        if label and (leftover := self._labelled.get(label)):
+            await leftover.stop()
         try:
             path = Path(log)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,13 +60,19 @@ class LocalHost:
         except OSError as exc:
             raise UserError(f"{log}: {exc.strerror}", hint="the run's folder must be writable") from exc
         try:
-            return await _spawn(argv, output, env, label or argv[0])
+            process = await _spawn(argv, output, env, label or argv[0])
         finally:
             os.close(output)
+        if label:
+            self._labelled[label] = process
+        return process
 
-    async def run(self, argv: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
+    async def run(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> tuple[int, str]:
         """Exit code and combined output. DeadlineError after timeout_s, with the program killed."""
-        process = await _spawn(argv, subprocess.PIPE, None, argv[0])
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            process = await _spawn(argv, subprocess.PIPE, None, argv[0], given.fileno())
         try:
             async with asyncio.timeout(timeout_s):
                 output = await process.output()
@@ -54,6 +81,35 @@ class LocalHost:
             raise DeadlineError(f"{shlex.join(argv)}: not done within {timeout_s:g} s") from exc
         finally:
             await process.stop(grace_s=0.0)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o600) -> None:
+        await asyncio.to_thread(_replace, Path(path), data, mode)
+
+    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+        return await asyncio.to_thread(_head, Path(path), limit)
+
+    async def send(self, source: str, path: str, *, deadline_s: float) -> None:
+        """A copy: links are followed, modes and times kept."""
+        target = Path(path)
+        _parents(target)
+        fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            argv = ["cp", "-rL", "--preserve=mode,timestamps", "--", source, str(fresh)]
+            code, said = await self.run(argv, timeout_s=deadline_s)
+            if code:
+                raise UserError(f"{source}: cannot be copied to {path}: {said.strip()}", hint="mend what cp names")
+            await asyncio.to_thread(_swap_in, fresh, target)
+        finally:
+            await asyncio.to_thread(_remove, fresh)
+
+    async def reach(self, address: str) -> str:
+        return address
+
+    async def free_port(self) -> int:
+        return free_port()
+
+    async def aclose(self) -> None:
+        """Nothing to end: processes end with whoever holds them."""
 
 
 class LocalProcess:
@@ -120,15 +176,19 @@ class LocalProcess:
         self._drop_lifeline()
 
 
-async def _spawn(argv: Sequence[str], output: int, env: Mapping[str, str] | None, label: str) -> LocalProcess:
+async def _spawn(
+    argv: Sequence[str], output: int, env: Mapping[str, str] | None, label: str, stdin: int = 0
+) -> LocalProcess:
+    """stdin: the program's; 0: its lifeline."""
     environment = {**os.environ, **(env or {})}
     if shutil.which(argv[0], path=environment.get("PATH")) is None:
         raise UnavailableError(f"{argv[0]}: no such program", hint="install it, or correct its path in the recipe")
     child_end, our_end = os.pipe()
     try:
         guard = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", _GUARD, str(_GONE_GRACE_S), *argv),
+            *(sys.executable, "-I", "-S", _GUARD, str(_GONE_GRACE_S), str(stdin), *argv),
             stdin=child_end,
+            pass_fds=(stdin,) if stdin else (),
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -142,6 +202,58 @@ async def _spawn(argv: Sequence[str], output: int, env: Mapping[str, str] | None
     finally:
         os.close(child_end)
     return LocalProcess(guard, our_end, label)
+
+
+def _parents(path: Path) -> None:
+    try:
+        for folder in reversed(path.parents):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise UserError(f"{path.parent}: cannot be made: {exc.strerror}", hint="choose another folder") from exc
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    _parents(path)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+        fresh.replace(path)
+    except OSError as exc:
+        fresh.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {exc.strerror}", hint="it must be writable") from exc
+
+
+def _head(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise UserError(f"{path}: cannot be read: {exc.strerror}", hint="it must be a readable file") from exc
+
+
+def _swap_in(fresh: Path, target: Path) -> None:
+    """Put `fresh` in the place of `target`. A folder cannot replace one that is not empty, so that goes aside first."""
+    old = fresh.with_name(f"{fresh.name}.old")
+    try:
+        if target.is_dir():
+            target.rename(old)
+        fresh.rename(target)
+    except OSError as exc:
+        raise UserError(f"{target}: cannot be replaced: {exc.strerror}", hint="it must be writable") from exc
+    finally:
+        _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
