@@ -6,7 +6,7 @@ work twice. Cancelling a call releases what it held.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from agentrl.records import (
@@ -28,6 +28,7 @@ from agentrl.records import (
     TurnPayload,
     Verdict,
     Version,
+    WeightsManifest,
 )
 
 
@@ -224,6 +225,19 @@ class WeightStore(Protocol):
     def latest(self) -> Version | None: ...
 
     def prune(self, keep: int, pinned: Sequence[Version] = ()) -> None: ...
+
+
+class WeightInbox(Protocol):
+    """Weights of a trainer that shares no disk with the run."""
+
+    async def offer(self, manifest: WeightsManifest) -> dict[str, int]:
+        """Bytes that are there of each file that is not whole; empty: the version is complete in the store. Raises
+        UserError, UnavailableError (no room), DataError (damaged: send all of it again)."""
+        ...
+
+    async def receive(self, name: str, offset: int, pieces: AsyncIterator[bytes]) -> int:
+        """Appends, if the file has `offset` bytes now; the bytes it has afterwards."""
+        ...
 
 
 class Process(Protocol):

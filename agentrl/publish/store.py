@@ -70,6 +70,14 @@ class DiskWeightStore:
             raise DataError(f"{path}: says version {manifest.version}, not {version}", hint=_remedy(version))
         return manifest
 
+    def files(self, version: Version) -> tuple[tuple[str, str, int], ...] | None:
+        """(name, sha256, bytes) of a complete version; None where it is not complete."""
+        try:
+            self.path(version)
+        except DataError:
+            return None
+        return self.manifest(version).files
+
     def versions(self) -> list[Version]:
         """Complete ones, ascending."""
         names = (p.parent.name for p in self._root.glob(f"v*/{MANIFEST}"))
@@ -79,8 +87,17 @@ class DiskWeightStore:
         versions = self.versions()
         return versions[-1] if versions else None
 
-    def put(self, version: Version, write: Callable[[str], None], *, extra: dict[str, Any] | None = None) -> str:
+    def put(
+        self,
+        version: Version,
+        write: Callable[[str], None],
+        *,
+        extra: dict[str, Any] | None = None,
+        expected: Sequence[tuple[str, str, int]] = (),
+    ) -> str:
         """Make `version` from the files that `write` puts into the folder it is given; returns the final folder.
+
+        expected: (name, sha256, bytes) of files that came from elsewhere. DataError names the first that differs.
 
         Files that the newest other version has beside its weights (tokenizer, templates) and `write` did not make are
         linked in. An earlier `version` is replaced: a trainer that went back may make it again. UnavailableError where
@@ -91,7 +108,7 @@ class DiskWeightStore:
             for path in temporary.iterdir():  # engines may run as another user, and some writers make 0600 files
                 path.chmod(0o644)
             self._link_companions(version, temporary)
-            self._commit(version, temporary, extra or {})
+            self._commit(version, temporary, extra or {}, expected)
         return str(self._folder(version))
 
     def adopt(self, folder: str) -> str:
@@ -162,11 +179,20 @@ class DiskWeightStore:
             if not name.endswith(_WEIGHTS) and not (temporary / name).exists():
                 _place(source / name, temporary / name, link=True)
 
-    def _commit(self, version: Version, temporary: Path, extra: dict[str, Any]) -> None:
+    def _commit(
+        self,
+        version: Version,
+        temporary: Path,
+        extra: dict[str, Any],
+        expected: Sequence[tuple[str, str, int]] = (),
+    ) -> None:
         files = sorted(p for p in temporary.iterdir() if p.is_file())
         if not any(p.name.endswith(_WEIGHTS) for p in files):
             raise DataError(f"version {version}: no weights among {[p.name for p in files]}")
         listed = tuple((p.name, _sha256(p), p.stat().st_size) for p in files)
+        for name, sha256, size in expected:
+            if (name, sha256, size) not in listed:
+                raise DataError(f"version {version}: {name} is not as announced: it was damaged on its way")
         manifest = WeightsManifest(version=version, files=listed, extra=extra)
         (temporary / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         for path in [*files, temporary / MANIFEST]:

@@ -6,7 +6,8 @@ POST /v1/pause {"on": b}   no new attempts and batches until {"on": false}
 POST /v1/drain             stop soon, leave a resumable run
 POST /v1/publish {"version": v}  a version put into the store by hand goes live
 GET  /v1/versions          {"version", "engines": {name: version}}: what the trainer and each engine hold
-POST /v1/trainer/...       see agentrl.wire
+GET  /v1/recipe            the resolved recipe, TOML
+/v1/trainer/..., /v1/weights/...  see agentrl.wire
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ import contextlib
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from agentrl import wire
+from agentrl import ports, wire
 from agentrl.errors import AgentRLError
 from agentrl.records import Version
 from agentrl.runtime.desk import LeaseGone, RunOver, TrainerDesk, WrongVersion
 from agentrl.runtime.loop import Driver, Service
 from agentrl.runtime.recent import Recent
 from agentrl.runtime.status import picture
+from agentrl.runtime.trainer_api import TrainerFace
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 
 _STREAM_BACKLOG = 10_000  # events a slow reader may lag behind before it is cut off
 
-T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -77,13 +77,25 @@ class Stream:
 class Face:
     """One run's server. `service` binds, announces its URL through `bound`, and serves until cancelled."""
 
-    def __init__(self, driver: Driver, desk: TrainerDesk, token: str, bound: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        desk: TrainerDesk,
+        token: str,
+        bound: Callable[[str], None],
+        *,
+        recipe: str = "",
+        inbox: ports.WeightInbox | None = None,
+    ) -> None:
+        """recipe: TOML, for trainers that attach from afar. inbox: None where weights come by the run's disk only."""
         self._driver = driver
         self._desk = desk
         self._token = token
         self._bound = bound
         self.stream = Stream()
         self._recent = Recent()
+        self._recipe = recipe
+        self._trainers = TrainerFace(driver, desk, inbox)
 
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command]) -> None:
         """What the driver did, after it did it."""
@@ -115,13 +127,12 @@ class Face:
             [
                 web.get("/v1/status", self._status),
                 web.get("/v1/events", self._events),
-                web.get("/v1/versions", self._versions),
+                web.get(wire.VERSIONS, self._versions),
+                web.get(wire.RECIPE, self._told_recipe),
                 web.post("/v1/pause", self._pause),
                 web.post("/v1/publish", self._publish),
                 web.post("/v1/drain", self._drain),
-                web.post(wire.CLAIM, self._claim),
-                web.post(wire.RENEW, self._renew),
-                web.post(wire.ACK, self._ack),
+                *self._trainers.routes(),
             ]
         )
         return app
@@ -187,28 +198,8 @@ class Face:
                 await response.write(b"data: " + line + b"\n\n")
         return response
 
-    async def _claim(self, request: web.Request) -> web.Response:
-        asked = await _body(request, wire.ClaimRequest)
-        claim = await self._desk.claim(asked)
-        if claim is None:
-            return web.Response(status=204)
-        body = await asyncio.to_thread(msgspec.msgpack.encode, claim)
-        return web.Response(body=body, content_type=wire.MSGPACK)
-
-    async def _renew(self, request: web.Request) -> web.Response:
-        asked = await _body(request, wire.RenewRequest)
-        await self._desk.renew(asked.lease, asked.lease_s)
-        self._driver.progressed()
-        return _json({})
-
-    async def _ack(self, request: web.Request) -> web.Response:
-        ack = await _body(request, wire.Ack)
-        await self._desk.ack(ack.lease, ack.report)
-        return _json({})
-
-
-async def _body(request: web.Request, kind: type[T]) -> T:
-    return msgspec.json.decode(await request.read(), type=kind)
+    async def _told_recipe(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._recipe, content_type="application/toml")
 
 
 def _json(value: object) -> web.Response:

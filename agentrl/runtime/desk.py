@@ -137,6 +137,13 @@ class TrainerDesk:
         self._lease.until = self._clock() + lease_s
         self.renewed += 1
 
+    def owes(self, lease: str, version: Version | None = None) -> None:
+        """Whether the holder of `lease` may bring weights (those of `version`). Raises LeaseGone."""
+        if self._lease is None or self._lease.id != lease or self._batch is None:
+            raise LeaseGone(f"lease {lease} is not in force", hint="claim again")
+        if version is not None and version != self._batch.version + 1:
+            raise LeaseGone(f"batch {self._batch.id} makes version {self._batch.version + 1}, not {version}")
+
     async def ack(self, lease: str, report: StepReport) -> None:
         """Idempotent by batch id. Raises LeaseGone for a batch that is not out, or is out to somebody else."""
         async with self._changed:

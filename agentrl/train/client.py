@@ -7,17 +7,25 @@ growing pause, until `patience_s` has passed.
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import msgspec
 
 from agentrl import wire
-from agentrl.errors import AgentRLError, InfraError, UnavailableError, UserError
-from agentrl.records import Record, StepReport, Version
+from agentrl.errors import AgentRLError, DataError, InfraError, UnavailableError, UserError
+from agentrl.records import Record, StepReport, Version, WeightsManifest
+from agentrl.train import folders
 
+_PART = 16 << 20  # bytes of one request, so that a slow line ends each in time
+_PART_S = 120.0
+_NO_ROOM = 507
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _ANSWER_S = 15.0  # for a call that waits for nothing
 _OTHER_VERSION = "Trainer and run may be of different versions of agentrl: install the same."
@@ -92,20 +100,114 @@ class RunClient:
             raise LeaseLost(_problem(body).message)
         _ok(status, body, wire.ACK)
 
+    # --- weights of a trainer that shares no disk with the run --------------------------------------------------------
+
+    async def version(self) -> Version:
+        """The version the run trained last, or starts from: the one to take and to claim with."""
+        body = _ok(*await self._ask("GET", wire.VERSIONS), wire.VERSIONS)
+        return Version(msgspec.json.decode(body)["version"])
+
+    async def recipe(self) -> str:
+        """The run's resolved recipe, TOML."""
+        return _ok(*await self._ask("GET", wire.RECIPE), wire.RECIPE).decode()
+
+    async def take(self, version: Version, folder: str, *, seed: str = "") -> None:
+        """The model folder of `version` at `folder`, complete or absent; one that is there is left as it is.
+
+        seed: a folder whose files are used instead of the run's where the checksums are equal. Raises DataError where
+        the run does not hold that version, or a file was damaged on its way.
+        """
+        if (Path(folder) / wire.MANIFEST).is_file():
+            return
+        manifest = await self.manifest(version)
+        with folders.arriving(folder, manifest) as arriving:
+            await asyncio.to_thread(arriving.use, seed)
+            for name, offset, size in arriving.lacking():
+                while offset < size:
+                    part = await self._part(f"{wire.WEIGHTS}/{version}/{name}", offset, min(_PART, size - offset))
+                    offset = await asyncio.to_thread(arriving.append, name, part)
+            await asyncio.to_thread(arriving.complete)
+
+    async def manifest(self, version: Version) -> WeightsManifest:
+        """Which files the run holds of `version`. DataError where it holds none."""
+        listed = await self._part(f"{wire.WEIGHTS}/{version}/{wire.MANIFEST}", 0, _PART)
+        return msgspec.json.decode(listed, type=WeightsManifest)
+
+    async def give(self, lease: str, version: Version, folder: str, *, extra: Mapping[str, Any] | None = None) -> None:
+        """The weights that the leased batch made, into the run's store: returns when they are complete there.
+
+        May be repeated; what arrived is not sent again. A `manifest.json` of `version` in `folder` is taken at its
+        word, else every file there is listed. Raises LeaseLost, UnavailableError (no room there), DataError.
+        """
+        manifest = await asyncio.to_thread(folders.manifest, folder, version, extra or {})
+        sizes = {name: size for name, _, size in manifest.files}
+        before: dict[str, int] = {}
+        while lack := await self._offer(wire.WeightsOffer(lease=lease, manifest=manifest)):
+            if lack == before:
+                raise DataError(f"{folder}: {', '.join(lack)} cannot be sent whole: changed since they were listed?")
+            before = lack
+            for name, have in lack.items():
+                await self._send(lease, Path(folder) / name, have, sizes[name])
+
+    async def _offer(self, offer: wire.WeightsOffer) -> dict[str, int]:
+        status, body = await self._post(wire.GIVE, offer, _PART_S + sum(f[2] for f in offer.manifest.files) / 50e6)
+        if status == 410:
+            raise LeaseLost(_problem(body).message)
+        if status == _NO_ROOM:
+            raise UnavailableError(_problem(body).message, hint=_problem(body).hint)
+        if status == 400:
+            raise DataError(_problem(body).message, hint=_problem(body).hint)
+        return msgspec.json.decode(_ok(status, body, wire.GIVE), type=wire.WeightsLack).have
+
+    async def _send(self, lease: str, path: Path, offset: int, size: int) -> None:
+        while offset < size:
+            part = await asyncio.to_thread(_read, path, offset)
+            query = {"lease": lease, "offset": str(offset)}
+            at = f"{wire.GIVE}/{path.name}"
+            status, body = await self._ask("PUT", at, body=part, query=query, timeout_s=_PART_S)
+            if status == 410:
+                raise LeaseLost(_problem(body).message)
+            had, offset = offset, msgspec.json.decode(_ok(status, body, at), type=wire.Received).have
+            if offset <= had:
+                return  # somebody else sends under this lease, or the run was started again: offer anew
+
+    async def _part(self, path: str, offset: int, size: int) -> bytes:
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        status, body = await self._ask("GET", path, headers=headers, timeout_s=_PART_S)
+        if status == 404:
+            raise DataError(_problem(body).message, hint="The run has moved on: ask which version it expects.")
+        return body if status == 206 else _ok(status, body, path)
+
     async def _post(self, path: str, request: Record, timeout_s: float) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"}
+        return await self._ask("POST", path, body=msgspec.json.encode(request), headers=headers, timeout_s=timeout_s)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = _ANSWER_S,
+    ) -> tuple[int, bytes]:
         assert self._session is not None, "RunClient is used as a context manager"
         began, pause = time.monotonic(), _FIRST_PAUSE_S
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         while True:
             try:
-                async with self._session.post(
+                async with self._session.request(
+                    method,
                     self._base + path,
-                    data=msgspec.json.encode(request),
-                    headers={"Content-Type": "application/json"},
-                    timeout=aiohttp.ClientTimeout(total=timeout_s),
+                    data=body and io.BytesIO(body),
+                    headers=headers,
+                    params=query,
+                    timeout=timeout,
                 ) as answer:
-                    body = await answer.read()
-                    if answer.status < 500:
-                        return answer.status, body
+                    said = await answer.read()
+                    if answer.status < 500 or answer.status == _NO_ROOM:
+                        return answer.status, said
                     away = f"HTTP {answer.status}"
             except _AWAY as exc:
                 away = f"{type(exc).__name__} {exc}".strip()
@@ -114,6 +216,11 @@ class RunClient:
                 raise UnavailableError(message, hint="Is `agentrl run` still there? Attach again once it is.")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _read(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), _PART, offset)
 
 
 def _ok(status: int, body: bytes, path: str) -> bytes:

@@ -11,6 +11,8 @@ class WorkerConfig(Record):
 
     lease_s: how soon a batch held by a dead trainer is free again; renewed while a step runs. wait_s: one long poll.
     reconnect_s: how long the face may be away. lifeline: end when standard input ends (see agentrl.lifeline).
+    remote: the run's disk is not ours; `weights` is a folder of our own, and `model`, if there is such a folder here,
+    only saves sending what is the same.
     """
 
     url: str
@@ -27,3 +29,4 @@ class WorkerConfig(Record):
     wait_s: float = 20.0
     reconnect_s: float = 60.0
     lifeline: bool = True
+    remote: bool = False

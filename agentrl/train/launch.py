@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -14,10 +15,15 @@ from agentrl.train.config import WorkerConfig
 
 
 async def start_trainer(
-    host: Host, recipe: Recipe, *, run_dir: str, url: str, token_file: str, model_path: str
+    host: Host, recipe: Recipe, *, run_dir: str, url: str, token_file: str, model_path: str, remote: bool = False
 ) -> Process:
-    """The started process; whoever called stops it. Its log is `logs/trainer.log` of the run's folder."""
+    """The started process; whoever called stops it. Its log is `logs/trainer.log` of the run's folder.
+
+    remote: `run_dir` is a folder of the trainer's own, and weights go to the run through its face.
+    """
     config = worker_config(recipe, run_dir=run_dir, url=url, token_file=token_file, model_path=model_path)
+    if remote:
+        config = msgspec.structs.replace(config, remote=True, name=f"trainer@{socket.gethostname()}")
     file = write_config(config, run_dir)
     argv = [sys.executable, "-m", "agentrl.train.worker", "--config-file", file]
     return await host.start(argv, log=f"{run_dir}/logs/trainer.log", env=environment(recipe), label="trainer")
@@ -28,7 +34,7 @@ def worker_config(recipe: Recipe, *, run_dir: str, url: str, token_file: str, mo
     return WorkerConfig(
         url=url,
         token_file=str(Path(token_file).resolve()),
-        model=str(Path(model_path).resolve()),
+        model=str(Path(model_path).resolve()) if model_path else "",
         weights=str(run / "weights"),
         checkpoints=str(run / "checkpoints"),
         train=recipe.train,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -22,11 +23,19 @@ _OVER = "the run is over or was killed; start it again with `agentrl run RECIPE 
 
 
 class LiveRun(Record):
-    """Where a run's face is. That it answers with this token is what proves that it lives."""
+    """Where a run's face is. That it answers with this token is what proves that it lives.
+
+    remote: the run's folder is on another machine; `folder` is one of ours, for what a trainer keeps.
+    """
 
     folder: str
     url: str
     token: str
+    remote: bool = False
+
+    @property
+    def named(self) -> str:
+        return self.url if self.remote else self.folder
 
 
 class Versions(Record):
@@ -42,7 +51,7 @@ class Versions(Record):
 def find_run(target: str, *, runs: Path = RUNS) -> LiveRun:
     """target: a run's folder, or the URL in its file `url`. UserError where there is none, UnavailableError where
     that folder's run is not live."""
-    if target.startswith(("http://", "https://")):
+    if is_url(target):
         for file in sorted(runs.glob("*/url")):
             if file.read_text().strip() == target.rstrip("/"):
                 return _opened(file.parent)
@@ -51,6 +60,22 @@ def find_run(target: str, *, runs: Path = RUNS) -> LiveRun:
     if not (folder / "recipe.toml").is_file():
         raise UserError(f"{folder}: no run here (recipe.toml is missing)", hint="name a run's folder, e.g. runs/local")
     return _opened(folder)
+
+
+def is_url(target: str) -> bool:
+    return target.startswith(("http://", "https://"))
+
+
+def remote_run(url: str, token_file: Path, name: str, *, runs: Path = RUNS) -> LiveRun:
+    """A run whose folder is on another machine. name: its recipe's. Blocking; makes our own folder for it, which is the
+    same whenever this machine attaches to that run. UserError where there is no token."""
+    try:
+        token = token_file.read_text().strip()
+    except OSError as exc:
+        raise UserError(f"{token_file}: {exc.strerror}", hint="copy the file `token` of the run's folder here") from exc
+    folder = runs / f"{name}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    return LiveRun(folder=str(folder), url=url.rstrip("/"), token=token, remote=True)
 
 
 def newest_run(name: str, *, runs: Path = RUNS) -> LiveRun:
@@ -104,6 +129,10 @@ class FaceClient:
         said = await self._get("/v1/versions")
         return Versions(version=Version(said["version"]), engines={k: Version(v) for k, v in said["engines"].items()})
 
+    async def recipe(self) -> str:
+        """The run's resolved recipe, TOML."""
+        return (await self._answer("GET", "/v1/recipe")).decode()
+
     async def pause(self, on: bool) -> None:
         """No new attempts and batches until it is off again."""
         await self._ask("POST", "/v1/pause", {"on": on})
@@ -129,6 +158,13 @@ class FaceClient:
         return await self._ask("GET", path)
 
     async def _ask(self, method: str, path: str, value: Any = None) -> Any:
+        body = await self._answer(method, path, value)
+        try:
+            return json.loads(body)
+        except ValueError as exc:
+            raise AgentRLError(f"{self._run.url}{path}: the answer is not JSON", hint="is it a run's address?") from exc
+
+    async def _answer(self, method: str, path: str, value: Any = None) -> bytes:
         try:
             timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
             async with self._opened().request(method, path, json=value, timeout=timeout) as answer:
@@ -138,12 +174,12 @@ class FaceClient:
         except (aiohttp.ClientError, OSError) as exc:
             raise self._gone(exc) from exc
         self._check(answer.status, body)
-        try:
-            return json.loads(body)
-        except ValueError as exc:
-            raise AgentRLError(f"{self._run.url}{path}: the answer is not JSON", hint="is it a run's address?") from exc
+        return body
 
     def _check(self, status: int, body: bytes) -> None:
+        if status == 401 and self._run.remote:
+            hint = "the file `token` of that run's folder is the one to copy here"
+            raise UserError(f"{self._run.url}: the run there has another token", hint=hint)
         if status == 401:
             raise UnavailableError(f"{self._run.folder}: another run has its address {self._run.url}", hint=_OVER)
         if status != 200:
@@ -151,7 +187,7 @@ class FaceClient:
             raise AgentRLError(f"{self._run.url}: HTTP {status}: {said}", hint="is it a run of this version?")
 
     def _gone(self, exc: BaseException) -> UnavailableError:
-        return UnavailableError(f"{self._run.folder}: not live (nobody answers at {self._run.url}: {exc})", hint=_OVER)
+        return UnavailableError(f"{self._run.named}: not live (nobody answers at {self._run.url}: {exc})", hint=_OVER)
 
     def _opened(self) -> aiohttp.ClientSession:
         assert self._session is not None, "FaceClient is used as a context manager"

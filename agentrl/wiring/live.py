@@ -18,6 +18,7 @@ from agentrl import ports
 from agentrl.errors import UnavailableError, UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.journal.store import SqliteJournal
+from agentrl.publish.inbox import WeightInbox
 from agentrl.publish.store import DiskWeightStore
 from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
@@ -326,7 +327,14 @@ class _Parts:
             (self.folder / "url").write_text(address + "\n")
             url.set_result(address)
 
-        face = Face(driver, desk, self.ready.token_file.read_text().strip(), bound)
+        face = Face(
+            driver,
+            desk,
+            self.ready.token_file.read_text().strip(),
+            bound,
+            recipe=show.dump(self.recipe),
+            inbox=WeightInbox(self.ready.store, str(self.folder / "weights")),
+        )
         telemetry.stream = face.heard
 
         async def train(post: Callable[[news.Event], None]) -> None:

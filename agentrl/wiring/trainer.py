@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from agentrl.wiring.derive import model_path
 
 _STOP_S = 10.0
 _TOLD_S = 5.0  # for the last events after the trainer's end
-_SERVING = ("steps", "engines", "sandbox", "publish", "schedule")  # what the trainer does not depend on
+_SERVING = ("steps", "engines", "sandbox", "publish", "schedule", "hosts")  # what the trainer does not depend on
+_ELSEWHERE = ("model.path", "tasks.path")  # may have other names on another machine; checksums say what the model is
 
 
 async def train_for(run: LiveRun, recipe: Recipe, *, stepped: Callable[[dict[str, Any]], None]) -> Version:
@@ -31,9 +33,12 @@ async def train_for(run: LiveRun, recipe: Recipe, *, stepped: Callable[[dict[str
     `stepped` hears {"version", "batch", "seconds"} of each step as the run counts it. Raises UserError where the run
     was started with other training settings or trains by itself, UnavailableError where the run goes away.
     """
-    _same(recipe, Path(run.folder))
-    with _only(Path(run.folder)):
+    folder = Path(run.folder)
+    with _only(folder):
         async with FaceClient(run) as face:
+            if run.remote:
+                (folder / "recipe.toml").write_text(await face.recipe())
+            _same(recipe, folder, remote=run.remote)
             held = (await face.versions()).version
             return await _train(run, recipe, face, held, stepped)
 
@@ -57,8 +62,9 @@ async def _train(
         recipe,
         run_dir=run.folder,
         url=run.url,
-        token_file=str(Path(run.folder) / "token"),
-        model_path=str(model_path(recipe)),
+        token_file=str(_token_file(run)),
+        model_path=_model(recipe, remote=run.remote),
+        remote=run.remote,
     )
     held = version
 
@@ -83,6 +89,26 @@ async def _train(
     return held
 
 
+def _token_file(run: LiveRun) -> Path:
+    """The run's own, or a copy in our folder that only we can read."""
+    path = Path(run.folder) / "token"
+    if run.remote:
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(run.token + "\n")
+    return path
+
+
+def _model(recipe: Recipe, *, remote: bool) -> str:
+    """Empty where the run's host has the model and this one has not: it comes with the first version."""
+    try:
+        return str(model_path(recipe))
+    except UserError:
+        if not remote:
+            raise
+        return ""
+
+
 def trainer_ended(code: int, log: Path) -> AgentRLError:
     """The trainer's own exit code says whose fault it was, as every exit code of ours; its last words say what."""
     kinds: dict[int, type[AgentRLError]] = {2: UserError, 3: UnavailableError}
@@ -90,14 +116,17 @@ def trainer_ended(code: int, log: Path) -> AgentRLError:
     return kinds.get(code, InfraError)(f"the trainer ended with code {code}: {words}", hint=f"see {log}")
 
 
-def _same(recipe: Recipe, folder: Path) -> None:
+def _same(recipe: Recipe, folder: Path, *, remote: bool) -> None:
     theirs = load(folder / "recipe.toml", checked=False)
     if theirs.train.embedded:
         raise UserError(
             f"{folder}: the run starts its own trainer", hint="start the run with --set train.embedded=false"
         )
     mine = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, embedded=False))
-    different = [key for key in _differences(mine, theirs) if key.split(".")[0] not in _SERVING]
+    elsewhere = _ELSEWHERE if remote else ()
+    different = [
+        key for key in _differences(mine, theirs) if key.split(".")[0] not in _SERVING and key not in elsewhere
+    ]
     if different:
         raise UserError(
             f"{folder}: the run was started with another {', '.join(different[:3])}",

@@ -72,6 +72,12 @@ class Checkpoints:
             for path in reversed(self._paths(old)):
                 path.unlink(missing_ok=True)
 
+    def drop_from(self, version: Version) -> None:
+        """Remove those of `version` and of all after it."""
+        for late in [v for v in self.versions() if v >= version]:
+            for path in reversed(self._paths(late)):
+                path.unlink(missing_ok=True)
+
     def facts(self, version: Version) -> Facts:
         """DataError where the record does not read."""
         path = self._paths(version)[1]

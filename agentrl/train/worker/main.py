@@ -13,7 +13,7 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
@@ -23,6 +23,7 @@ from agentrl.errors import DeadlineError, UserError
 from agentrl.records import StepReport, Version
 from agentrl.train.client import LeaseLost, RunClient, RunOver, WrongVersion
 from agentrl.train.config import WorkerConfig
+from agentrl.train.worker.exchange import Exchange, RemoteExchange, SharedDisk
 from agentrl.train.worker.session import Session, Store
 
 _T = TypeVar("_T")
@@ -39,20 +40,24 @@ async def run(config: WorkerConfig, open_store: Callable[[str], Store]) -> None:
         lifeline.install(functools.partial(_cancel, this))
     client = RunClient(config.url, _token(config), trainer=config.name, patience_s=config.reconnect_s)
     async with client:
-        await Trainer(config, client).serve(open_store)
+        store = await asyncio.to_thread(open_store, config.weights)
+        exchange = RemoteExchange(config, client, store) if config.remote else SharedDisk()
+        await Trainer(config, client, exchange).serve(store)
 
 
 class Trainer:
     """One session on one thread, one client on the loop."""
 
-    def __init__(self, config: WorkerConfig, client: RunClient) -> None:
+    def __init__(self, config: WorkerConfig, client: RunClient, exchange: Exchange) -> None:
         self._config = config
         self._client = client
+        self._exchange = exchange
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self._lost = 0
 
-    async def serve(self, open_store: Callable[[str], Store]) -> None:
-        session = await self._call(lambda: Session(self._config, open_store(self._config.weights)))
+    async def serve(self, store: Store) -> None:
+        start = await self._exchange.start()
+        session = await self._call(lambda: Session(self._config, store, start))
         _say(f"ready at version {session.version}")
         await self._settle(session)
         speaks_for = session.version
@@ -76,14 +81,16 @@ class Trainer:
         """A step that was saved before the last process died, and perhaps not acknowledged."""
         if session.last is not None:
             with contextlib.suppress(LeaseLost):
-                await self._client.ack(session.last.lease, session.last.report)
+                await self._acknowledge(session.last.lease, session.last.report)
 
     async def _work(self, session: Session, claim: wire.Claim) -> None:
         report = session.answer(claim.batch)
         try:
             if report is None:
+                if await self._while_renewing(claim.lease, self._exchange.bring(claim.batch.version)):
+                    await self._call(session.replaced, claim.batch.version)
                 report = await self._step(session, claim)
-            await self._client.ack(claim.lease, report)
+            await self._acknowledge(claim.lease, report)
         except LeaseLost as exc:
             self._lost += 1
             if self._lost >= _LOST_LEASES:
@@ -96,22 +103,28 @@ class Trainer:
         figures = {k: round(report.metrics[k], 6) for k in named if k in report.metrics}
         _say(f"version {report.version}: batch {report.batch} in {report.seconds:.2f} s {figures}")
 
+    async def _acknowledge(self, lease: str, report: StepReport) -> None:
+        await self._while_renewing(lease, self._exchange.give(lease, report.version))
+        await self._client.ack(lease, report)
+
     async def _step(self, session: Session, claim: wire.Claim) -> StepReport:
         """DeadlineError after step_timeout_s, LeaseLost where the lease went; both abandon the step."""
         stop, limit = threading.Event(), self._config.train.step_timeout_s
         try:
             async with asyncio.timeout(limit):
-                return await self._while_renewing(claim.lease, session.train, claim.lease, claim.batch, stop)
+                return await self._while_renewing(
+                    claim.lease, self._call(session.train, claim.lease, claim.batch, stop)
+                )
         except TimeoutError as exc:
             raise DeadlineError(f"batch {claim.batch.id}: the step did not end within {limit:.0f} s") from exc
         finally:
             stop.set()
 
-    async def _while_renewing(self, lease: str, work: Callable[..., _T], *args: object) -> _T:
+    async def _while_renewing(self, lease: str, work: Awaitable[_T]) -> _T:
         try:
             async with asyncio.TaskGroup() as group:
                 renewal = group.create_task(self._renew(lease), name=f"renew {lease}")
-                result = await self._call(work, *args)
+                result = await work
                 renewal.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None

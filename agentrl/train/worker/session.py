@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from agentrl.errors import DataError, UnavailableError
-from agentrl.records import Batch, StepReport, Version
+from agentrl.records import Batch, Record, StepReport, Version
 from agentrl.train.config import WorkerConfig
 from agentrl.train.worker.checkpoint import Answer, Checkpoints
 from agentrl.train.worker.model import load_policy
@@ -32,18 +32,34 @@ class Store(Protocol):
 
     def put(self, version: Version, write: Callable[[str], None], *, extra: dict[str, Any] | None = None) -> str: ...
 
+    def prune(self, keep: int) -> None: ...
+
+    def files(self, version: Version) -> tuple[tuple[str, str, int], ...] | None: ...
+
+
+class Start(Record):
+    """A version to begin with. taken: the run's weights only just came, so checkpoints of it are of another past."""
+
+    version: Version
+    taken: bool
+
 
 class Session:
-    """Opening loads the newest checkpoint that reads, or else version 0."""
+    """Opening loads the newest checkpoint that reads, or else `start`: a version that the store holds, or None for the
+    first of all, made of `config.model`."""
 
-    def __init__(self, config: WorkerConfig, store: Store) -> None:
+    def __init__(self, config: WorkerConfig, store: Store, start: Start | None = None) -> None:
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
         self._config = config
         self._store = store
         self._checkpoints = Checkpoints(config.checkpoints, config.train.keep_checkpoints)
-        policy = load_policy(store.adopt(config.model), device=config.device)
-        self._learner = Learner(policy, config.train, temperature=config.temperature, version=Version(0))
+        first = Version(0) if start is None else start.version
+        folder = store.adopt(config.model) if start is None else store.path(first)
+        if start is not None and start.taken:
+            self._checkpoints.drop_from(first)
+        policy = load_policy(folder, device=config.device)
+        self._learner = Learner(policy, config.train, temperature=config.temperature, version=first)
         self.last: Answer | None = None
         for version in reversed(self._checkpoints.versions()):
             try:
@@ -84,6 +100,11 @@ class Session:
         if self.version % self._config.train.checkpoint_every == 0:
             self._checkpoints.save(self._learner, self.last)
         return report
+
+    def replaced(self, version: Version) -> None:
+        """The store holds other weights of `version` than this session made: another trainer went on with the run."""
+        self._checkpoints.drop_from(version)
+        self._go_to(version)
 
     def _step(self, batch: Batch, stop: threading.Event) -> dict[str, float]:
         try:
