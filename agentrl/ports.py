@@ -92,6 +92,11 @@ class Sandbox(Protocol):
     @property
     def id(self) -> str: ...
 
+    @property
+    def opened(self) -> tuple[float, float]:
+        """(seconds its opening waited for a place and a lane, seconds it then took), by the host's own clock."""
+        ...
+
     async def exec(
         self,
         command: str,

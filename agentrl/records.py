@@ -300,26 +300,27 @@ class Trajectory(Record):
     verdict: Verdict
     began_s: float
     ended_s: float
+    open_wait_s: float = 0.0  # by the sandbox host's own clock, as the next: for a place and the reset lane
+    open_s: float = 0.0
 
     @property
     def facts(self) -> TrajectoryFacts:
         ages: dict[Version, int] = {}
         for span in self.spans:
             ages[span.version] = ages.get(span.version, 0) + span.end - span.start
-        generated = sum(self.trainable)
         return TrajectoryFacts(
             attempt=self.attempt,
             reward=self.verdict.reward if self.verdict.reward is not None else 0.0,
             tokens=len(self.tokens),
-            generated=generated,
+            generated=sum(self.trainable),
             versions=tuple(sorted(ages.items())),
             turns=len(self.turns),
-            prompt_tokens=sum(t.prompt_tokens for t in self.turns),
-            cached_tokens=sum(t.cached_tokens for t in self.turns),
-            reusable_tokens=sum(t.reusable_tokens for t in self.turns),
-            regenerated=sum(t.regenerated for t in self.turns),
-            engine_s=sum(t.engine_s for t in self.turns),
             tool_s=sum(t.tool_wait_s + t.tool_s for t in self.turns),
+            **{name: sum(getattr(turn, name) for turn in self.turns) for name in _SUMMED},
+            open_wait_s=self.open_wait_s,
+            open_s=self.open_s,
+            verify_wait_s=self.verdict.queue_s,
+            verify_s=self.verdict.verify_s,
             stop=self.stop,
         )
 
@@ -338,12 +339,22 @@ class TrajectoryFacts(Record):
     reusable_tokens: int = 0
     regenerated: int = 0
     engine_s: float = 0.0  # sum over turns; with tool_s it gives the share of time that a conversation decodes
-    tool_s: float = 0.0  # waiting for a lane included
+    queue_s: float = 0.0  # of engine_s, as is prefill_s; what is left of it is decoding
+    prefill_s: float = 0.0
+    tool_s: float = 0.0  # waiting for a lane included: tool_wait_s
+    tool_wait_s: float = 0.0
+    open_wait_s: float = 0.0
+    open_s: float = 0.0
+    verify_wait_s: float = 0.0
+    verify_s: float = 0.0
     stop: Stop = Stop.SUBMITTED
 
     @property
     def oldest(self) -> Version:
         return self.versions[0][0]
+
+
+_SUMMED = sorted({*Turn.__struct_fields__} & {*TrajectoryFacts.__struct_fields__} - {"tool_s"})  # over the turns
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

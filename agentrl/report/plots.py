@@ -17,6 +17,8 @@ BLUE, ORANGE, GREEN, RED, GREY = "#4477aa", "#ee7733", "#228833", "#cc3311", "#9
 
 Draw = Callable[[Story, Any], None]
 
+_SANDBOX = ("opening", "tool", "verifying")
+
 
 def timeline(story: Story, axes: Any) -> None:
     at = [s.step for s in story.steps]
@@ -74,13 +76,29 @@ def lengths(story: Story, axes: Any) -> None:
 def stages(story: Story, axes: Any) -> None:
     shown = [stage for stage in reversed(STAGES) if stage in story.stages]
     values = [story.stages[stage] for stage in shown]
-    colours = {"engine": BLUE, "sandbox": GREEN, "training": BLUE, "publication": ORANGE}
+    colours = dict.fromkeys(("prefill", "decode", "training"), BLUE) | dict.fromkeys(_SANDBOX, GREEN)
+    colours |= {"queue": RED, "lane_wait": RED, "publication": ORANGE}
     bars = axes.barh(
-        [stage.replace("_", " + ") for stage in shown], values, color=[colours.get(stage, GREY) for stage in shown]
+        [stage.replace("_", " ") for stage in shown], values, color=[colours.get(stage, GREY) for stage in shown]
     )
     axes.bar_label(bars, [f"{value:.1f} s" for value in values], padding=3, fontsize=8)
     axes.margins(x=0.15)
     _labels(axes, "mean seconds of a trained trajectory", "")
+
+
+def rates(story: Story, axes: Any) -> None:
+    """What became of finished work, in shares, one bar for each bucket of each dimension."""
+    shown = [(f"{name} {rate.bucket}", rate) for name, found in story.rates.items() for rate in found]
+    shown = [(name, rate) for name, rate in reversed(shown) if rate.completion is not None]
+    left = [0.0] * len(shown)
+    for what, colour in (("trained", BLUE), ("stale", ORANGE), ("dropped", RED)):
+        shares = [getattr(rate, what) / (rate.trained + rate.stale + rate.dropped) for _, rate in shown]
+        axes.barh([name for name, _ in shown], [100 * share for share in shares], left=left, color=colour, label=what)
+        left = [a + 100 * b for a, b in zip(left, shares, strict=True)]
+    for at, (_, rate) in enumerate(shown):
+        axes.text(101, at, f"{rate.trained}, age {rate.age:.1f}", fontsize=7, va="center")
+    axes.set_xlim(0, 100)
+    _labels(axes, "% of finished trajectories; at the right: how many were trained, and their mean age", "")
 
 
 def reward(story: Story, axes: Any) -> None:
@@ -104,6 +122,7 @@ PLOTS: dict[str, tuple[str, Draw]] = {
     "ages": ("Ages at the cut", ages),
     "lengths": ("Lengths of trained, completed and dropped work", lengths),
     "stages": ("From a trajectory's start to live weights", stages),
+    "rates": ("Is any work favoured? What became of it, by length, reward, turns and task", rates),
     "reward": ("Reward", reward),
     "gap": ("Log-prob gap on fresh tokens", gap),
 }

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from agentrl.records import Record
 
-STAGES = ("engine", "sandbox", "open_verify", "siblings", "bank", "training", "publication")
-"""Of one trained trajectory, from its start to its weights being live on every engine. open_verify: opening the sandbox
-and verifying, with their waits; siblings: done, the group is not; bank: the group is ready and not in a batch."""
+STAGES = (
+    *("opening", "queue", "prefill", "decode", "lane_wait", "tool", "verifying", "other"),
+    *("siblings", "bank", "training", "publication"),
+)
+"""Of one trained trajectory, from its start to its weights being live on every engine.
+
+lane_wait: for lanes, of opening, commands and verifying. other: none of these clocks had it (retries, the network, our
+own loop, the journal). siblings: done, the group is not. bank: the group is ready and not in a batch."""
 
 
 class StepStory(Record):
@@ -29,6 +34,18 @@ class Sample(Record):
     bank: int
     attempts: int
     places: int
+
+
+class Rate(Record):
+    """What became of finished trajectories whose group's story is over. age: mean of the trained, in versions."""
+
+    bucket: str
+    trained: int
+    stale: int
+    dropped: int
+    completion: float | None
+    freshness: float | None
+    age: float
 
 
 class Lengths(Record):
@@ -54,6 +71,7 @@ class Story(Record):
     waited_s: float
     watched_s: float
     length_ratio: float | None
+    rates: dict[str, tuple[Rate, ...]]  # by length, reward, turns and kind of task
     counts: dict[str, int]  # groups admitted, trained, dropped by reason; attempts started, retried, restarted
 
     @property

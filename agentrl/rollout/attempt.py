@@ -143,6 +143,8 @@ class _Attempt:
             verdict=verdict,
             began_s=self._turns[0].began_s,
             ended_s=self._ports.clock(),
+            open_wait_s=self.workspace.open_wait_s,
+            open_s=self.workspace.open_s,
         )
 
     def _describe(self, generation: Generation, start: int, end: int) -> Turn:

@@ -32,6 +32,8 @@ class Workspace:
         self._opened = 0
         self._lost = 0
         self._box: Sandbox | None = None
+        self.open_wait_s = 0.0  # of every sandbox that was opened, by its host's clock
+        self.open_s = 0.0
 
     async def open(self) -> None:
         """TaskError where the task's set-up fails, SandboxLost or UnavailableError where the host does."""
@@ -85,6 +87,9 @@ class Workspace:
         self._box = box = await self._host.open(
             order.task, label=order.label, lease_s=order.lease_s, request_id=f"{self._id}.open"
         )
+        waited_s, took_s = box.opened
+        self.open_wait_s += waited_s
+        self.open_s += took_s
         for turn in self._history:
             assert turn.command is not None
             result = await box.exec(

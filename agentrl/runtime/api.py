@@ -153,8 +153,7 @@ class Face:
 
     async def _status(self, request: web.Request) -> web.Response:
         world = self._driver.world
-        boxes = [keeper.said for keeper in world.host_keepers.values() if keeper.said is not None]
-        return _json(picture(self._driver.core, world.clock(), self._recent, boxes))
+        return _json(picture(self._driver.core, world.clock(), self._recent))
 
     async def _versions(self, request: web.Request) -> web.Response:
         core = self._driver.core

@@ -122,7 +122,7 @@ class Effects:
     async def _pull(self, count: int) -> None:
         for task in await asyncio.to_thread(self.world.tasks.next_tasks, count):
             self._tasks[task.id] = task
-            self.post(news.TaskOffered(task=task.id))
+            self.post(news.TaskOffered(task=task.id, kind=task.kind))
 
     # --- attempts ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from agentrl.records import GroupId, Record, TrajectoryFacts
+from agentrl.records import GroupId, Place, Record, SandboxHostStatus, TrajectoryFacts
+from agentrl.runtime.rates import Rates
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -42,13 +43,15 @@ class Recent:
     def __init__(self, keep: int | None = _STEPS) -> None:
         self.steps: deque[StepStatus] = deque(maxlen=keep)
         self.down: dict[str, DownStatus] = {}
+        self.lanes: dict[str, SandboxHostStatus] = {}  # what each sandbox host that is up last said of itself
+        self.rates = Rates()
         self._trainer, self._since = "absent", 0.0
         self._first_cut: float | None = None
         self._last_cut = 0.0
         self._waited = 0.0
         self._late = 0
         self._over = False
-        self._flow: dict[str, deque[tuple[float, TrajectoryFacts]]] = {}
+        self._flow: dict[Place, deque[tuple[float, TrajectoryFacts]]] = {}
         self._tokens: dict[GroupId, list[int]] = {}  # transcript lengths of open groups
         self._completed: Counter[str] = Counter()
         self._trained: Counter[str] = Counter()
@@ -71,16 +74,21 @@ class Recent:
                 self._fell(event.engine, "engine", now, event.reason)
             case news.SandboxHostDown():
                 self._fell(event.host, "sandbox host", now, event.reason)
+                self.lanes.pop(event.host, None)
+            case news.SandboxHostLoads():
+                self.lanes[event.host] = event.said
             case news.EngineUp():
                 self.down.pop(event.engine, None)
             case news.SandboxHostUp():
                 self.down.pop(event.host, None)
             case news.Resumed():
                 self.down.clear()
+                self.lanes.clear()
                 self._over = False
             case _:
                 pass
         self._late = core.ledger.late
+        self.rates.heard(event, commands)
         self._follow(now, commands, core)
 
     def _fell(self, name: str, kind: str, now: float, reason: str) -> None:
@@ -90,12 +98,13 @@ class Recent:
         group = core.table.groups.get(facts.attempt.group)
         place = group.members[facts.attempt.member].place if group is not None else None
         if place is not None:
-            flow = self._flow.setdefault(place.engine, deque())
+            flow = self._flow.setdefault(place, deque())
             flow.append((now, facts))
             while flow[0][0] < now - _WINDOW_S:
                 flow.popleft()
         self._tokens.setdefault(facts.attempt.group, []).append(facts.tokens)
         self._completed.update(count=1, tokens=facts.tokens)
+        self.rates.ended(facts)
 
     def _follow(self, now: float, commands: Sequence[orders.Command], core: Core) -> None:
         for order in commands:
@@ -156,9 +165,11 @@ class Recent:
         completed = self._completed["tokens"] / self._completed["count"]
         return self._trained["tokens"] / self._trained["count"] / completed
 
-    def throughput(self, engine: str, now: float) -> tuple[float, float | None]:
-        """(sampled tokens per second, prefix reuse) of the attempts that ended there in the last minute."""
-        seen = [facts for at, facts in self._flow.get(engine, ()) if at >= now - _WINDOW_S]
+    def throughput(self, engine: str, now: float, rank: int | None = None) -> tuple[float, float | None]:
+        """(sampled tokens per second, prefix reuse) of the attempts that ended there in the last minute. rank None: of
+        all of the engine's."""
+        flows = [flow for place, flow in self._flow.items() if place.engine == engine and rank in (None, place.rank)]
+        seen = [facts for flow in flows for at, facts in flow if at >= now - _WINDOW_S]
         reusable = sum(facts.reusable_tokens for facts in seen)
         cached = sum(min(facts.cached_tokens, facts.reusable_tokens) for facts in seen)
         span = min(_WINDOW_S, max(now, 1.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +11,33 @@ from agentrl.runtime.recent import DownStatus, Recent, StepStatus
 from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.groups import Group, Member, Phase
+from agentrl.scheduler.routing import Rank
 
-__all__ = ["DownStatus", "EngineStatus", "Frame", "GroupStatus", "MemberStatus", "Status", "StepStatus", "picture"]
+__all__ = [
+    "DownStatus",
+    "EngineStatus",
+    "Frame",
+    "GroupStatus",
+    "MemberStatus",
+    "RankStatus",
+    "Status",
+    "StepStatus",
+    "picture",
+]
+
+
+class RankStatus(msgspec.Struct, frozen=True, array_like=True):
+    """One data-parallel rank. An array on the wire, as there may be hundreds."""
+
+    rank: int
+    conversations: int
+    running: int
+    waiting: int
+    slots: int
+    kv_used_tokens: int
+    kv_total_tokens: int
+    tokens_per_s: float = 0.0
+    prefix_reuse: float | None = None
 
 
 class EngineStatus(Record):
@@ -29,6 +53,7 @@ class EngineStatus(Record):
     kv_total_tokens: int
     tokens_per_s: float = 0.0  # sampled, of attempts that ended lately
     prefix_reuse: float | None = None  # of the same; None where none could be reused
+    ranks: tuple[RankStatus, ...] = ()
 
 
 class MemberStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +129,7 @@ class Status(Record):
     recent: tuple[StepStatus, ...] = ()  # the last steps, oldest first
     down: tuple[DownStatus, ...] = ()  # engines and sandbox hosts that went and have not come back
     sandboxes: tuple[SandboxHostStatus, ...] = ()  # what each sandbox host last said of its lanes
+    loop_lag_s: float = 0.0  # how late the run's own event loop lately was, at worst; not known of a recording
 
 
 class Frame(Record):
@@ -115,9 +141,7 @@ class Frame(Record):
     note: str = ""
 
 
-def picture(
-    core: Core, now: float, recent: Recent | None = None, sandboxes: Sequence[SandboxHostStatus] = ()
-) -> Status:
+def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s: float = 0.0) -> Status:
     """recent: what only time shows; without it those fields are empty."""
     policy, ledger, seen = core.policy, core.ledger, recent or Recent()
     engines = core.router.engines
@@ -161,7 +185,8 @@ def picture(
         length_ratio=seen.length_ratio,
         recent=tuple(seen.steps),
         down=tuple(seen.down.values()),
-        sandboxes=tuple(sandboxes),
+        sandboxes=tuple(msgspec.structs.replace(seen.lanes[host], name=host) for host in sorted(seen.lanes)),
+        loop_lag_s=loop_lag_s,
     )
 
 
@@ -187,6 +212,22 @@ def _engine(core: Core, name: str, seen: Recent, now: float) -> EngineStatus:
         kv_total_tokens=sum(rank.kv_tokens for rank in engine.ranks),
         tokens_per_s=tokens_per_s,
         prefix_reuse=reuse,
+        ranks=tuple(_rank(index, rank, seen.throughput(name, now, index)) for index, rank in enumerate(engine.ranks)),
+    )
+
+
+def _rank(index: int, rank: Rank, flow: tuple[float, float | None]) -> RankStatus:
+    load = rank.load
+    return RankStatus(
+        rank=index,
+        conversations=len(rank.attempts),
+        running=load.running if load else 0,
+        waiting=load.waiting if load else 0,
+        slots=rank.slots,
+        kv_used_tokens=load.kv_used_tokens if load else 0,
+        kv_total_tokens=rank.kv_tokens,
+        tokens_per_s=flow[0],
+        prefix_reuse=flow[1],
     )
 
 

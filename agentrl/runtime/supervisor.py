@@ -205,7 +205,7 @@ class EngineKeeper(Keeper[RunningEngine]):
 
 
 class HostKeeper(Keeper[RunningHost]):
-    """One sandbox daemon. `said` is what it last answered; None while it is down."""
+    """One sandbox daemon. What it says of its lanes is news where it has changed."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class HostKeeper(Keeper[RunningHost]):
     ) -> None:
         super().__init__(name, start, post, restarts=restarts)
         self._registry = registry
-        self.said: SandboxHostStatus | None = None
+        self._said: SandboxHostStatus | None = None
 
     def _came_up(self, running: RunningHost) -> None:
         self._registry[self.name] = running.host
@@ -226,13 +226,14 @@ class HostKeeper(Keeper[RunningHost]):
 
     def _went_down(self, reason: str) -> None:
         self._registry.pop(self.name, None)
-        self.said = None
+        self._said = None
         self._post(news.SandboxHostDown(host=self.name, reason=reason))
 
     async def _ask(self, running: RunningHost) -> None:
         said = await running.host.status(deadline_s=_PROBE_DEADLINE_S)
-        if running is self._running:
-            self.said = said
+        if running is self._running and said != self._said:
+            self._said = said
+            self._post(news.SandboxHostLoads(host=self.name, said=said))
 
 
 async def keep_trainer(start: Callable[[], Awaitable[Running]], *, restarts: int) -> None:

@@ -55,7 +55,7 @@ class SandboxClient:
         # place, lane, start, then each line of the set-up
         allowed = 2 * self._queue_timeout_s + _QUICK_S + len(task.setup) * task.command_timeout_s
         opened = await self._call("/boxes", request, wire.Opened, allowed)
-        return RemoteSandbox(self, opened.box)
+        return RemoteSandbox(self, opened.box, (opened.queue_s, opened.run_s))
 
     async def status(self, *, deadline_s: float) -> SandboxHostStatus:
         status, body = await self._send("GET", "/status", b"", deadline_s)
@@ -115,9 +115,10 @@ class SandboxClient:
 class RemoteSandbox:
     """One lease at the daemon: a `ports.Sandbox`."""
 
-    def __init__(self, client: SandboxClient, box: str) -> None:
+    def __init__(self, client: SandboxClient, box: str, opened: tuple[float, float] = (0.0, 0.0)) -> None:
         self._client = client
         self._box = box
+        self.opened = opened
 
     @property
     def id(self) -> str:

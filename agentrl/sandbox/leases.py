@@ -46,6 +46,7 @@ class Lease:
     executing: int = 0
     timer: asyncio.TimerHandle | None = None
     closing: asyncio.Task[None] | None = None
+    queue_s: float = 0.0  # for the reset lane
 
 
 class Leases:
@@ -129,6 +130,8 @@ class Leases:
     async def _open(self, request: wire.Open) -> wire.Opened:
         if self._stopping:
             raise UnavailableError("the sandbox daemon is stopping", hint="Wait for its successor.")
+        clock = asyncio.get_running_loop().time
+        asked = clock()
         try:
             await self._places.acquire(self._queue_timeout_s)
         except TimeoutError:
@@ -136,6 +139,7 @@ class Leases:
                 f"all {self._places.cap} sandboxes of this host stayed in use for {self._queue_timeout_s:g} s",
                 hint="Raise sandbox.max_live, or run fewer attempts at once.",
             ) from None
+        placed = clock()
         try:
             lease = await self._prepare(request)
         except BaseException:
@@ -143,7 +147,8 @@ class Leases:
             raise
         self._leases[lease.id] = lease
         self._arm(lease)
-        return wire.Opened(box=lease.id)
+        queue_s = placed - asked + lease.queue_s
+        return wire.Opened(box=lease.id, queue_s=queue_s, run_s=clock() - asked - queue_s)
 
     async def _prepare(self, request: wire.Open) -> Lease:
         task = request.task
@@ -169,7 +174,7 @@ class Leases:
                 await box.kill()
                 raise
         once = Once(self._tasks, keep=_ANSWERS_PER_BOX)
-        return Lease(lease_id, box, task, request.label, request.lease_s, once)
+        return Lease(lease_id, box, task, request.label, request.lease_s, once, queue_s=ticket.queue_s)
 
     async def _set_up(self, box: Box, task: Task, number: int, line: str, ticket: Ticket) -> None:
         env = environment(self._lanes.widths(Lane.RESET), task.env)

@@ -38,6 +38,8 @@ class Open(Record):
 
 class Opened(Record):
     box: str
+    queue_s: float = 0.0  # waited for a place among the live sandboxes and for the lane, by the daemon's clock
+    run_s: float = 0.0  # start, files, set-up
 
 
 class Exec(Record):

@@ -82,7 +82,7 @@ class Core(State):
                 self.moved_at = now
             case news.DrainAsked():
                 self._drain()
-            case news.Tick():
+            case news.SandboxHostLoads() | news.Tick():
                 pass
 
     def _trainer_ready(self, event: news.TrainerReady) -> None:

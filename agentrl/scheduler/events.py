@@ -5,7 +5,16 @@ from __future__ import annotations
 
 import msgspec
 
-from agentrl.records import AttemptId, Blame, RankLoad, Record, TaskId, TrajectoryFacts, Version
+from agentrl.records import (
+    AttemptId,
+    Blame,
+    RankLoad,
+    Record,
+    SandboxHostStatus,
+    TaskId,
+    TrajectoryFacts,
+    Version,
+)
 
 
 class EngineUp(Record, tag=True):
@@ -46,8 +55,18 @@ class SandboxHostDown(Record, tag=True):
     reason: str
 
 
+class SandboxHostLoads(Record, tag=True):
+    """What the host says of its lanes. Nothing is decided by it: it is what a recording shows."""
+
+    host: str
+    said: SandboxHostStatus
+
+
 class TaskOffered(Record, tag=True):
+    """kind: the task's family, for statistics."""
+
     task: TaskId
+    kind: str = ""
 
 
 class AttemptBegan(Record, tag=True):
@@ -150,6 +169,7 @@ Event = (
     | EngineLoads
     | SandboxHostUp
     | SandboxHostDown
+    | SandboxHostLoads
     | TaskOffered
     | AttemptBegan
     | AttemptEnded

@@ -31,6 +31,7 @@ class MemorySandbox:
 
     def __init__(self, host: MemorySandboxHost, number: int) -> None:
         self.id = f"box-{number}"
+        self.opened = (0.0, 0.0)
         self.lines: list[str] = []
         self.files: dict[str, bytes] = {}
         self._host = host

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl import ports
 from agentrl.errors import EngineLost, InfraError, ReplayDiverged, SandboxLost, TaskError
@@ -23,6 +24,7 @@ from agentrl.records import (
     RankLoad,
     Reply,
     Sampling,
+    SandboxHostStatus,
     StepReport,
     Task,
     TaskId,
@@ -200,9 +202,10 @@ class SimHost:
     name: str
     dead: asyncio.Event
 
-    async def status(self, *, deadline_s: float) -> None:
+    async def status(self, *, deadline_s: float) -> SandboxHostStatus:
         if self.dead.is_set():
             raise SandboxLost(f"sandbox host {self.name} is gone")
+        return SandboxHostStatus(name=self.name, backend="sim", isolation="", live=0, lanes=())
 
 
 @dataclass
@@ -236,18 +239,22 @@ class SimPlayer:
         host = self.hosts.get(start.host)
         if host is None:
             raise SandboxLost(f"sandbox host {start.host} is gone")
-        await self._on(host, rng.expovariate(2.0))
+        open_s = rng.expovariate(2.0)
+        await self._on(host, open_s)
         for index in range(len(turns), rng.randint(1, 6)):
+            began = self.clock()
             version = await self._sample(placement)
             if not versions:
                 heard.began(version)
-            await self._on(host, rng.expovariate(0.5))
+            engine_s, tool_s = self.clock() - began, rng.expovariate(0.5)
+            await self._on(host, tool_s)
             await self._misfortune(attempt, rng)
             versions.append(version)
-            turns.append(_turn(index, placement.place, self.clock()))
+            turns.append(_turn(index, placement.place, began, engine_s, tool_s))
             heard.turn(turns[-1])
-        await self._on(host, rng.expovariate(1.0))
-        return _facts(attempt, versions, rng.random())
+        verify_s = rng.expovariate(1.0)
+        await self._on(host, verify_s)
+        return _facts(attempt, versions, turns, reward=rng.random(), open_s=open_s, verify_s=verify_s)
 
     async def _sample(self, placement: ports.Placement) -> Version:
         while True:
@@ -278,7 +285,7 @@ class SimPlayer:
             raise kind(f"{attempt}: something broke")
 
 
-def _turn(index: int, place: Place, now: float) -> Turn:
+def _turn(index: int, place: Place, began: float, engine_s: float, tool_s: float) -> Turn:
     return Turn(
         index=index,
         start=100 * index,
@@ -288,24 +295,26 @@ def _turn(index: int, place: Place, now: float) -> Turn:
         prompt_tokens=100 * index + 60,
         cached_tokens=100 * index,
         reusable_tokens=100 * index,
-        began_s=now,
+        began_s=began,
+        engine_s=engine_s,
+        tool_s=tool_s,
     )
 
 
-def _facts(attempt: AttemptId, versions: Sequence[Version], reward: float) -> TrajectoryFacts:
+def _facts(attempt: AttemptId, versions: Sequence[Version], turns: Sequence[Turn], **more: Any) -> TrajectoryFacts:
     counted: dict[Version, int] = {}
     for version in versions:
         counted[version] = counted.get(version, 0) + 40
     return TrajectoryFacts(
         attempt=attempt,
-        reward=reward,
         tokens=100 * len(versions),
         generated=40 * len(versions),
         versions=tuple(sorted(counted.items())),
         turns=len(versions),
         prompt_tokens=sum(100 * i + 60 for i in range(len(versions))),
-        engine_s=0.8 * len(versions),
-        tool_s=2.0 * len(versions),
+        engine_s=sum(turn.engine_s for turn in turns),
+        tool_s=sum(turn.tool_s for turn in turns),
+        **more,
     )
 
 

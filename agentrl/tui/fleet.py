@@ -59,7 +59,7 @@ def lanes(view: View, width: int, height: int) -> list[Text]:
     if told:
         return drawn + _lanes(told, len(status.sandboxes), width, height - len(drawn))
     used = "  ".join(f"{name}: {n} in use" for name, n in status.hosts.items())
-    return [*drawn, Text(used), Text("lanes are told by a live run only", style=DIM)]
+    return [*drawn, Text(used), Text("no lane was told of yet", style=DIM)]
 
 
 def _lanes(told: list[tuple[str, LaneStatus]], hosts: int, width: int, room: int) -> list[Text]:

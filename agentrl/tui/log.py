@@ -9,7 +9,7 @@ from rich.text import Text
 from agentrl.records import AttemptId, GroupId
 from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, took
 
-_QUIET = {"Tick", "Progressed", "EngineLoads", "TaskOffered", "AttemptBegan"}
+_QUIET = {"Tick", "Progressed", "EngineLoads", "SandboxHostLoads", "TaskOffered", "AttemptBegan"}
 _BAD_NEWS = {"DropGroup", "RestartEngine"}
 _STYLE = {
     "AttemptFailed": FAIR,

@@ -13,7 +13,8 @@ from agentrl.errors import DataError, UserError
 from agentrl.journal.reader import JournalReader
 from agentrl.recipe.load import load
 from agentrl.records import AttemptId, GroupId, TrajectoryFacts, Version
-from agentrl.report.story import STAGES, Lengths, Sample, StepStory, Story
+from agentrl.report.story import STAGES, Lengths, Rate, Sample, StepStory, Story
+from agentrl.runtime.rates import DIMENSIONS, Rates
 from agentrl.runtime.recent import Recent
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -120,14 +121,26 @@ class _Teller:
             lives, ready = self._lives.pop(proof.group, []), self._ready.pop(proof.group, now)
             batch += lives
             for life in lives:
-                in_engine, in_sandbox = life.facts.engine_s, life.facts.tool_s
-                self._time["engine"] += in_engine
-                self._time["sandbox"] += in_sandbox
-                self._time["open_verify"] += max(0.0, life.ended - life.began - in_engine - in_sandbox)
+                self._spend(life)
                 self._time["siblings"] += max(0.0, ready - life.ended)
                 self._time["bank"] += max(0.0, now - ready)
         self._trained += [life.facts.tokens for life in batch]
         self._batches[order.batch] = batch
+
+    def _spend(self, life: _Life) -> None:
+        facts = life.facts
+        spent = {
+            "opening": facts.open_s,
+            "queue": facts.queue_s,
+            "prefill": facts.prefill_s,
+            "decode": max(0.0, facts.engine_s - facts.queue_s - facts.prefill_s),
+            "lane_wait": facts.open_wait_s + facts.tool_wait_s + facts.verify_wait_s,
+            "tool": max(0.0, facts.tool_s - facts.tool_wait_s),
+            "verifying": facts.verify_s,
+        }
+        for stage, seconds in spent.items():
+            self._time[stage] += seconds
+        self._time["other"] += max(0.0, life.ended - life.began - sum(spent.values()))
 
     def _stepped(self, now: float, event: news.StepFinished) -> None:
         batch = self._batches[event.batch]
@@ -164,6 +177,7 @@ class _Teller:
             waited_s=self._recent.waited(self._now),
             watched_s=self._recent.watched(self._now),
             length_ratio=self._recent.length_ratio,
+            rates={name: _rates(self._recent.rates, name) for name in DIMENSIONS},
             counts=counts,
         )
 
@@ -187,3 +201,18 @@ class _Teller:
             for step in self._recent.steps
             for batch in [self._batches[step.batch]]
         ]
+
+
+def _rates(found: Rates, dimension: str) -> tuple[Rate, ...]:
+    return tuple(
+        Rate(
+            bucket=bucket,
+            trained=tally.trained,
+            stale=tally.stale,
+            dropped=tally.dropped,
+            completion=tally.completion,
+            freshness=tally.freshness,
+            age=tally.age,
+        )
+        for bucket, tally in found.of(dimension)
+    )

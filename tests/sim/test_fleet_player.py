@@ -72,7 +72,12 @@ def test_the_facts_are_those_of_the_plan() -> None:
         stage = Stage(workload)
         facts = await stage.play(MovablePlacement(Place("e0", 3)))
         generated = sum(turn.new_tokens for turn in plan.turns)
-        assert msgspec.structs.asdict(facts) | {"engine_s": 0, "tool_s": 0} == {
+        told = msgspec.structs.asdict(facts)
+        times = {name: told.pop(name) for name in list(told) if name.endswith("_s")}
+        assert sum(times[name] for name in ("engine_s", "tool_s", "open_s", "verify_s")) > 0
+        assert times["queue_s"] + times["prefill_s"] < times["engine_s"]
+        assert times["tool_wait_s"] < times["tool_s"]
+        assert told == {
             "attempt": AttemptId(GroupId(0), 0, 0),
             "reward": plan.reward,
             "tokens": plan.opening + plan.stream,
@@ -83,8 +88,6 @@ def test_the_facts_are_those_of_the_plan() -> None:
             "cached_tokens": sum(turn.cached_tokens for turn in stage.turns),
             "reusable_tokens": sum(turn.cached_tokens for turn in stage.turns),  # alone: all that can be is reused
             "regenerated": 0,
-            "engine_s": 0,
-            "tool_s": 0,
             "stop": plan.stop,
         }
         assert stage.began == [0]

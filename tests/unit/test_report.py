@@ -17,9 +17,22 @@ from tests.cli import agentrl
 from tests.recordings import recorded
 from tests.unit.test_top import played
 
+STALE = """
+name = "t"
+steps = 12
+[batch]
+groups = 2
+siblings = 3
+[window]
+groups = 12
+attempts = 40
+[freshness]
+K = 1
+"""
+
 
 def test_the_story_adds_up(tmp_path: Path) -> None:
-    outcome = recorded(tmp_path)
+    outcome = recorded(tmp_path, seed=5)
     story = read_story(tmp_path)
     book = outcome.core.ledger
     assert (story.outcome, len(story.steps)) == ("done", 6)
@@ -38,8 +51,22 @@ def test_the_stages_of_a_trajectory_are_its_whole_life(tmp_path: Path) -> None:
     story = read_story(tmp_path)
     assert tuple(story.stages) == STAGES
     assert all(seconds >= 0 for seconds in story.stages.values())
+    assert story.stages["other"] == pytest.approx(0, abs=1e-6)  # nothing is retried in this world
     mean_life = sum(story.stages.values())
     assert 0 < mean_life < story.elapsed_s
+
+
+def test_what_became_of_finished_work_adds_up(tmp_path: Path) -> None:
+    outcome = recorded(tmp_path, recipe=STALE)
+    story = read_story(tmp_path)
+    assert set(story.rates) == {"length", "reward", "turns", "kind"}
+    for found in story.rates.values():
+        assert sum(rate.trained for rate in found) == 3 * outcome.core.ledger.trained
+        assert sum(rate.trained + rate.stale + rate.dropped for rate in found) <= len(story.lengths.completed)
+        assert sum(rate.stale for rate in found) > 0
+        for rate in found:
+            assert rate.completion == pytest.approx(rate.trained / (rate.trained + rate.stale + rate.dropped))
+    assert [rate.bucket for rate in story.rates["kind"]] == ["sim"]
 
 
 def test_the_story_and_the_screen_agree(tmp_path: Path) -> None:

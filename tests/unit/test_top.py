@@ -17,7 +17,6 @@ from agentrl.runtime.effects import World
 from agentrl.runtime.loop import Driver, Listener
 from agentrl.runtime.recent import Recent
 from agentrl.runtime.status import Frame, picture
-from agentrl.runtime.supervisor import HostKeeper
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -208,12 +207,8 @@ def test_what_a_sandbox_host_says_of_its_lanes_is_in_the_picture() -> None:
     said = SandboxHostStatus(name="local", backend="namespace", isolation="", live=5, lanes=(lane,))
 
     async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
-        async def never() -> sim.SimHostService:
-            raise NotImplementedError
-
-        keeper = HostKeeper("local", never, {}, driver.post, restarts=0)  # type: ignore[arg-type]
-        keeper.said = said
-        driver.world.host_keepers["local"] = keeper
+        said_by(driver, face, news.SandboxHostUp(host="local", capacity=9))
+        said_by(driver, face, news.SandboxHostLoads(host="local", said=said))
         frames: asyncio.Queue[Frame] = asyncio.Queue()
         watching = asyncio.ensure_future(feed.watch(frames.put_nowait))
         assert (await frames.get()).status.sandboxes == (said,)

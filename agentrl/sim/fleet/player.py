@@ -57,7 +57,11 @@ class _Past:
     reusable_tokens: int = 0
     regenerated: int = 0
     engine_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
     tool_s: float = 0.0
+    tool_wait_s: float = 0.0
+    opened: tuple[float, float] = (0.0, 0.0)  # (queued, run), of the try's sandbox
     versions: dict[Version, int] = field(default_factory=dict)  # in order of appearance
     homes: dict[Place, int] = field(default_factory=dict)  # tokens computed at each place by this try
 
@@ -122,7 +126,7 @@ class FleetPlayer:
             await self._open(host, plan, past, heard)
             for index in range(past.turns, len(plan.turns)):
                 await self._turn(attempt, index, plan, past, host, placement, heard)
-            await _operate(host, plan.verify)
+            verified = await _operate(host, plan.verify)
             await _operate(host, plan.cleanup)
             clean = True
         finally:
@@ -130,7 +134,7 @@ class FleetPlayer:
             if not clean and not host.lost:
                 host.post(plan.cleanup.lane, plan.cleanup.cpu_s, plan.cleanup.wait_s)
         self._pasts.pop((attempt.group, attempt.member), None)
-        return _facts(attempt, plan, past)
+        return _facts(attempt, plan, past, verified)
 
     def _past(self, attempt: AttemptId, *, resume: bool) -> _Past:
         key = (attempt.group, attempt.member)
@@ -143,7 +147,7 @@ class FleetPlayer:
         if past.turns:
             past.homes.clear()
             heard.began(next(iter(past.versions)))
-        await _operate(host, plan.reset)
+        past.opened = await _operate(host, plan.reset)
         for turn in plan.turns[: past.turns]:
             if turn.op is not None:
                 await _operate(host, turn.op)
@@ -259,12 +263,15 @@ def _remember(past: _Past, turn: Turn, spans: list[tuple[Version, int]]) -> None
     past.reusable_tokens += turn.reusable_tokens
     past.regenerated += turn.regenerated
     past.engine_s += turn.engine_s
+    past.queue_s += turn.queue_s
+    past.prefill_s += turn.prefill_s
     past.tool_s += turn.tool_wait_s + turn.tool_s
+    past.tool_wait_s += turn.tool_wait_s
     for version, tokens in spans:
         past.versions[version] = past.versions.get(version, 0) + tokens
 
 
-def _facts(attempt: AttemptId, plan: AttemptPlan, past: _Past) -> TrajectoryFacts:
+def _facts(attempt: AttemptId, plan: AttemptPlan, past: _Past, verified: tuple[float, float]) -> TrajectoryFacts:
     return TrajectoryFacts(
         attempt=attempt,
         reward=plan.reward,
@@ -277,6 +284,13 @@ def _facts(attempt: AttemptId, plan: AttemptPlan, past: _Past) -> TrajectoryFact
         reusable_tokens=past.reusable_tokens,
         regenerated=past.regenerated,
         engine_s=past.engine_s,
+        queue_s=past.queue_s,
+        prefill_s=past.prefill_s,
         tool_s=past.tool_s,
+        tool_wait_s=past.tool_wait_s,
+        open_wait_s=past.opened[0],
+        open_s=past.opened[1],
+        verify_wait_s=verified[0],
+        verify_s=verified[1],
         stop=plan.stop,
     )
