@@ -31,8 +31,14 @@ def reference() -> str:
 def sections(section: type[schema.Section], path: str) -> Iterator[tuple[str, type[schema.Section]]]:
     yield (f"`[{path}]`" if path else "At the top", section)
     for name, kind in get_type_hints(section).items():
-        if isinstance(kind, type) and issubclass(kind, schema.Section):
+        if is_section(kind):
             yield from sections(kind, f"{path}.{name}".lstrip("."))
+        elif (inner := get_args(kind)) and is_section(inner[0]):
+            yield f"`[[{name}]]`", inner[0]
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, schema.Section)
 
 
 def intro(section: type[schema.Section]) -> list[str]:
@@ -44,7 +50,7 @@ def keys(section: type[schema.Section], said: dict[tuple[str, str], str]) -> Ite
     hints = get_type_hints(section, include_extras=True)
     for field in structs.fields(section):
         kind = hints[field.name]
-        if isinstance(kind, type) and issubclass(kind, schema.Section):
+        if is_section(kind) or any(map(is_section, get_args(kind))):
             continue
         default = "required" if field.required else f"`{toml(default_of(field))}`"
         meaning = said[section.__name__, field.name].replace("|", "\\|")
@@ -58,6 +64,8 @@ def words(kind: Any, name: str) -> str:
         return " or ".join(f"`{toml(choice)}`" for choice in get_args(kind))
     if origin is tuple:
         inner = get_args(kind)
+        if get_origin(inner[0]) is Literal:
+            return f"list of {words(inner[0], name)}"
         what = PLAIN[inner[0]]
         return f"list of {what}s" if Ellipsis in inner else f"{len(inner)} {what}s"
     if origin is dict:

@@ -38,10 +38,16 @@ def _draw(out: Console, found: Plan) -> None:
     for row in _rows(found):
         numbers.add_row(*row)
     out.print(numbers)
+    if found.hosts:
+        hosts = table("", "host", "address", "engines", ">sandboxes")
+        for host in found.hosts:
+            hosts.add_row(host.name, host.address, " ".join(host.engines) or "none", str(host.sandboxes or "none"))
+        out.print(hosts)
     lanes = table("", "lane", ">cap", "CPUs", "shared with")
     for lane in found.lanes:
         lanes.add_row(lane.lane, str(lane.cap), lane.cpus, ", ".join(lane.shared_with))
-    out.print(lanes)
+    if found.lanes:
+        out.print(lanes)
 
 
 def _rows(found: Plan) -> list[tuple[str, str, str]]:

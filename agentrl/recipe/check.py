@@ -36,6 +36,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _lengths(recipe)
     yield from _engines(recipe)
     yield from _times(recipe)
+    if recipe.hosts:
+        yield from _hosts(recipe)
     if recipe.tasks.source == "harbor" and not recipe.tasks.path:
         yield Problem(
             where="tasks.path",
@@ -179,3 +181,42 @@ def _times(recipe: Recipe) -> Iterator[Problem]:
             message=f"an attempt of {attempt:g} s ends before one reply may ({recipe.engines.request_timeout_s:g} s)",
             hint="make it longer than engines.request_timeout_s",
         )
+
+
+def _hosts(recipe: Recipe) -> Iterator[Problem]:
+    names = [host.name for host in recipe.hosts]
+    for host in recipe.hosts:
+        where = f"hosts.{host.name}"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", host.name):
+            yield _fatal("hosts", f"{host.name!r} cannot name a host", "use letters, digits, dots and dashes")
+        if names.count(host.name) > 1:
+            yield _fatal(where, "two hosts have this name", "give each its own; `address` may be the same")
+        if host.engines and "engines" not in host.roles:
+            yield _fatal(
+                f"{where}.engines", f"{host.engines}, but it has no role engines", "add the role, or leave it out"
+            )
+        for key in ("home", "python"):
+            path = getattr(host, key)
+            if path and not path.startswith(("/", "~/")):
+                yield _fatal(f"{where}.{key}", f"{path!r} is not absolute", "begin it with / or ~/")
+    for role, attach in (("engines", recipe.engines.attach), ("sandbox", recipe.sandbox.attach)):
+        having = [host.name for host in recipe.hosts if role in host.roles]
+        if attach and having:
+            yield _fatal(
+                f"{role}.attach",
+                f"uses what runs already, but {', '.join(having)} would start some",
+                f"leave it out, or take the role {role} from the hosts",
+            )
+        if not (attach or having):
+            yield _fatal("hosts", f"no host has the role {role}", f'add "{role}" to a host\'s roles')
+    placed, count = len(recipe.engine_hosts), recipe.engines.count
+    if not recipe.engines.attach and placed and placed != count:
+        yield _fatal(
+            "engines.count",
+            f"{count}, but the hosts' `engines` come to {placed}",
+            "make the two agree, or leave `engines` out of one host: it takes what is left",
+        )
+
+
+def _fatal(where: str, message: str, hint: str) -> Problem:
+    return Problem(where=where, message=message, hint=hint, fatal=True)

@@ -77,12 +77,19 @@ def _apply(document: dict[str, Any], override: str) -> tuple[str, ...]:
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
         raise RecipeError(f"--set {override}", "not of the form a.b=c", hint="for example --set batch.groups=8")
-    table = document
+    table: Any = document
     for part in path[:-1]:
-        inner = table.setdefault(part, {})
-        if not isinstance(inner, dict):
+        if isinstance(table, list):  # of sections that have names
+            inner = next((item for item in table if isinstance(item, dict) and item.get("name") == part), None)
+        else:
+            inner = table.setdefault(part, {})
+        if inner is None:
+            raise RecipeError(f"--set {override}", f"there is no {part}")
+        if not isinstance(inner, dict | list):
             raise RecipeError(f"--set {override}", f"{part} is a value, not a section")
         table = inner
+    if isinstance(table, list):
+        raise RecipeError(f"--set {override}", "names a section, not a key of it")
     table[path[-1]] = _value(text.strip())
     return path
 
@@ -96,15 +103,29 @@ def _value(text: str) -> Any:
 
 def _convert(kind: type[R], document: Mapping[str, Any], where: Where) -> R:
     for path, known in _unknown(document, kind, ()):
-        raise RecipeError(where(path), "unknown key", hint=_suggest(path[-1], known))
+        raise RecipeError(where(_named(document, path)), "unknown key", hint=_suggest(path[-1], known))
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as exc:
         match = _CONVERSION.fullmatch(str(exc))
         assert match is not None
-        path = tuple(re.sub(r"\[.*?\]", "", match["path"] or "").split(".")[1:])
+        path = tuple(re.findall(r"\w+", match["path"] or ""))
         message, hint = _fault(kind, match["fault"], document, path)
-        raise RecipeError(where(path), message, hint=hint) from exc
+        raise RecipeError(where(_named(document, path)), message, hint=hint) from exc
+
+
+def _named(document: Mapping[str, Any], path: tuple[str, ...]) -> tuple[str, ...]:
+    """`path` with the name of a list's section, if it has one, in place of its index; it ends at other lists."""
+    value: Any = document
+    for at, part in enumerate(path):
+        if not isinstance(value, list):
+            value = value.get(part)
+        elif not isinstance(value[int(part)], Mapping):
+            return path[:at]
+        else:
+            value = value[int(part)]
+            path = (*path[:at], str(value.get("name", part)), *path[at + 1 :])
+    return path
 
 
 def _unknown(
@@ -114,8 +135,16 @@ def _unknown(
     for key, value in table.items():
         if key not in section.__struct_fields__:
             yield (*path, key), list(section.__struct_fields__)
-        elif isinstance(value, Mapping) and isinstance(hints[key], type) and issubclass(hints[key], Section):
+        elif isinstance(value, Mapping) and _is_section(hints[key]):
             yield from _unknown(value, hints[key], (*path, key))
+        elif isinstance(value, list) and get_args(hints[key]) and _is_section(inner := get_args(hints[key])[0]):
+            for index, item in enumerate(value):
+                if isinstance(item, Mapping):
+                    yield from _unknown(item, inner, (*path, key, str(index)))
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _suggest(key: str, known: Sequence[str]) -> str:
@@ -130,11 +159,23 @@ def _fault(recipe: type[Section], fault: str, document: Mapping[str, Any], path:
     value: Any = document
     kind: Any = recipe
     for part in path:
-        value, kind = value[part], get_type_hints(kind)[part]
+        if isinstance(value, list):
+            kind = get_args(kind)[0]
+            if not _is_section(kind):
+                break
+            value = value[int(part)]
+        else:
+            value, kind = value[part], get_type_hints(kind)[part]
+    if isinstance(value, list) and get_origin(kind) is Literal:
+        value = next((item for item in value if item not in get_args(kind)), value)
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
         return f"found {value!r}, expected one of: {', '.join(choices)}", _suggest(str(value), choices)
     wanted = fault.removeprefix("Expected ").split(", got ")[0].replace("`", "")
+    if wanted == "object" and path[-1].isdigit():
+        return f"found {value!r}, expected a section", f"write [[{path[0]}]] and its keys below it"
     if wanted == "object":
         return f"found {value!r}, expected a section", f"write [{'.'.join(path)}] and its keys below it"
+    if wanted == "array" and isinstance(value, Mapping):
+        return f"found {value!r}, expected several sections", f"write [[{'.'.join(path)}]] for each of them"
     return f"found {value!r}, expected {wanted}", "correct the value"

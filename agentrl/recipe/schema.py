@@ -86,6 +86,26 @@ class Sandbox(Section):
     restarts: Natural = 5  # of the daemon; then the host stays down
 
 
+class HostSpec(Section):
+    """One machine of the fleet. `~/.ssh/config` supplies what is left out here, jump hosts included."""
+
+    name: str  # names it everywhere; letters, digits, dots and dashes
+    address: str = ""  # a name or address that ssh takes; empty: the name; "local": this machine
+    user: str = ""  # to log in as; empty: as ssh would
+    port: Natural = 0  # of sshd; 0: as ssh would
+    roles: tuple[Literal["engines", "sandbox"], ...] = ("engines", "sandbox")  # what runs there
+    engines: Natural = 0  # of `engines.count`; 0: an even share of what other hosts leave
+    python: str = ""  # its interpreter that has agentrl; empty: where `agentrl hosts install` puts one
+    home: str = ""  # folder there that holds what a run needs while it runs; empty: ~/.agentrl
+    serving_cpus: str = ""  # CPU list kept for engines there; empty: as `sandbox.serving_cpus`
+    # how versions of the weights get there:
+    # auto    a shared file system is found by trying, otherwise they are copied
+    # shared  the run's folder is at the same path there
+    # copy    files that are missing there are sent
+    weights: Literal["auto", "shared", "copy"] = "auto"
+    lease_s: Seconds = 120.0  # what a run started there lives on this long without hearing of it
+
+
 class Rollout(Section):
     system: str = ""  # system prompt; empty: the task source's own
     max_turns: Positive = 8  # of one conversation; a task's own limit wins
@@ -183,6 +203,24 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     train: Train = Train()
     publish: Publish = Publish()
+    hosts: tuple[HostSpec, ...] = ()  # machines that engines and sandboxes run on; none: this one
+
+    @property
+    def engine_hosts(self) -> tuple[str, ...]:
+        """For each engine that is started, e0 first: the name of its host. Empty names where there is no inventory;
+        fewer than `engines.count` where the hosts do not take all of them."""
+        if not self.hosts:
+            return ("",) * self.engines.count
+        having = [host for host in self.hosts if "engines" in host.roles]
+        sharing = [host.name for host in having if not host.engines]
+        left = max(0, self.engines.count - sum(host.engines for host in having))
+        shares = {name: left // len(sharing) + (i < left % len(sharing)) for i, name in enumerate(sharing)}
+        return tuple(host.name for host in having for _ in range(host.engines or shares[host.name]))
+
+    @property
+    def sandbox_hosts(self) -> tuple[str, ...]:
+        """Names of the hosts that a sandbox daemon is started on; one empty name where there is no inventory."""
+        return tuple(host.name for host in self.hosts if "sandbox" in host.roles) if self.hosts else ("",)
 
     @property
     def round_groups(self) -> int:

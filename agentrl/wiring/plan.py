@@ -83,6 +83,15 @@ class Machine(Record):
     disk_free: int
 
 
+class Placed(Record):
+    """One host of the inventory. engines: names. sandboxes: at most, 0 where it has none."""
+
+    name: str
+    address: str
+    engines: tuple[str, ...]
+    sandboxes: int
+
+
 class Plan(Record):
     recipe: str
     works: bool
@@ -92,6 +101,7 @@ class Plan(Record):
     step: Step
     lanes: tuple[LanePlan, ...]
     machine: Machine
+    hosts: tuple[Placed, ...] = ()
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -111,7 +121,19 @@ def plan(recipe: Recipe) -> Plan:
         step=_step(recipe),
         lanes=lanes,
         machine=machine,
+        hosts=tuple(_placed(recipe)),
     )
+
+
+def _placed(recipe: Recipe) -> Iterator[Placed]:
+    engine_hosts = [] if recipe.engines.attach else recipe.engine_hosts
+    for host in recipe.hosts:
+        yield Placed(
+            name=host.name,
+            address=host.address or host.name,
+            engines=tuple(f"e{index}" for index, name in enumerate(engine_hosts) if name == host.name),
+            sandboxes=recipe.sandbox.max_live if host.name in recipe.sandbox_hosts else 0,
+        )
 
 
 def _window(recipe: Recipe) -> Window:
@@ -159,6 +181,9 @@ def _step(recipe: Recipe) -> Step:
 
 
 def _lanes(recipe: Recipe, problems: list[Problem]) -> tuple[tuple[LanePlan, ...], str]:
+    """None where sandboxes are on hosts of an inventory: their daemons plan with the CPUs they find there."""
+    if recipe.hosts:
+        return (), ""
     try:
         cpus = plan_of(recipe.sandbox)
     except UserError as exc:
@@ -193,7 +218,7 @@ def _machine(recipe: Recipe, serving: str, problems: list[Problem]) -> Machine:
     except UserError as exc:
         problems.append(Problem(where="model.path", message=str(exc), hint=exc.hint, fatal=True))
     memory = psutil.virtual_memory()
-    sandboxes = min(recipe.window_attempts, recipe.sandbox.max_live)
+    sandboxes = min(recipe.window_attempts, recipe.sandbox.max_live * max(1, len(recipe.sandbox_hosts)))
     return Machine(
         cpus=len(psutil.Process().cpu_affinity() or ()),
         serving_cpus=serving,
@@ -219,13 +244,13 @@ def _fleet_problems(fleet: Fleet) -> Iterator[Problem]:
 
 
 def _machine_problems(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    if recipe.window_attempts > recipe.sandbox.max_live:
+    if recipe.window_attempts > recipe.sandbox.max_live * max(1, len(recipe.sandbox_hosts)):
         yield Problem(
             where="sandbox.max_live",
-            message=f"{recipe.sandbox.max_live} sandboxes for {recipe.window_attempts} conversations",
+            message=f"{machine.sandboxes} sandboxes for {recipe.window_attempts} conversations",
             hint="raise it: a conversation without a sandbox waits",
         )
-    if machine.sandboxes_memory > machine.memory_available:
+    if machine.sandboxes_memory > machine.memory_available and not recipe.hosts:
         yield Problem(
             where="window.attempts",
             message=f"{machine.sandboxes} sandboxes may use up to {machine.sandboxes_memory / 1e9:.1f} GB,"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrl.errors import RecipeError
 from agentrl.recipe.check import check
 from agentrl.recipe.load import load
-from agentrl.recipe.schema import Batch, Engines, Freshness, Model, Recipe, Rollout, Tasks, Window
+from agentrl.recipe.schema import Batch, Engines, Freshness, HostSpec, Model, Recipe, Rollout, Sandbox, Tasks, Window
 from agentrl.recipe.show import dump
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -57,6 +57,16 @@ def refused(file: Path, text: str, *overrides: str) -> tuple[str, str]:
         ("name = 'a'\n[tasks]\nkinds = ['a', 3]", "r.toml: tasks.kinds: found ['a', 3], expected str", ""),
         ("name = 'a'\nbatch = 3", "r.toml: batch: found 3, expected a section", "[batch]"),
         ("name = 'a'\n[engines]\nkind = 'sglan'", "found 'sglan', expected one of: embedded, sglang", "sglang"),
+        ("name = 'a'\n[[hosts]]\nname = 'h'\nusr = 'x'", "r.toml: hosts.h.usr: unknown key", "user"),
+        ("name = 'a'\n[[hosts]]\nport = 1", "r.toml: hosts.0: name is missing", "name = "),
+        ("name = 'a'\n[[hosts]]\nname = 'h'\nport = 'x'", "r.toml: hosts.h.port: found 'x', expected int", ""),
+        (
+            "name = 'a'\n[[hosts]]\nname = 'h'\nroles = ['engine']",
+            "hosts.h.roles: found 'engine', expected one of",
+            "engines",
+        ),
+        ("name = 'a'\n[hosts]\nname = 'h'", "r.toml: hosts: found {'name': 'h'}, expected several", "[[hosts]]"),
+        ("name = 'a'\nhosts = ['h']", "r.toml: hosts: found 'h', expected a section", "[[hosts]]"),
         ("name = 'a'\n[batch\n", "r.toml: not valid TOML: Expected ']'", "line"),
         ("name = 'a'\nname = 'b'", "Cannot overwrite a value", "line"),
     ],
@@ -95,6 +105,15 @@ def test_overrides_take_toml_and_bare_words(file: Path) -> None:
     assert (recipe.tasks.kinds, recipe.name) == (("x",), "b")
 
 
+def test_an_override_finds_a_host_by_its_name(file: Path) -> None:
+    text = "name = 'a'\n[[hosts]]\nname = 'g'\n[[hosts]]\nname = 'h'"
+    file.write_text(text)
+    assert [host.port for host in load(file, overrides=["hosts.h.port=9"]).hosts] == [0, 9]
+    assert refused(file, text, "hosts.x.port=9")[0] == "--set hosts.x.port=9: there is no x"
+    assert refused(file, text, "hosts.h.prt=9") == ("--set hosts.h.prt=9: unknown key", "did you mean port?")
+    assert "names a section" in refused(file, text, "hosts.h=9")[0]
+
+
 def test_a_missing_file_names_its_neighbour(file: Path) -> None:
     file.write_text("name = 'a'")
     with pytest.raises(RecipeError, match="no such file") as caught:
@@ -126,6 +145,15 @@ def test_bytes_that_are_no_text(file: Path) -> None:
         ({"engines": Engines(attach=("http://a",))}, "engines.attach"),
         ({"engines": Engines(request_timeout_s=900.0)}, "sandbox.lease_s"),
         ({"tasks": Tasks(source="harbor")}, "tasks.path"),
+        ({"hosts": (HostSpec(name="a b"),)}, "hosts"),
+        ({"hosts": (HostSpec(name="h"), HostSpec(name="h"))}, "hosts.h"),
+        ({"hosts": (HostSpec(name="h", roles=("sandbox",)),)}, "hosts"),
+        ({"hosts": (HostSpec(name="h", roles=("engines",)),)}, "hosts"),
+        ({"hosts": (HostSpec(name="g"), HostSpec(name="h", roles=("sandbox",), engines=1))}, "hosts.h.engines"),
+        ({"hosts": (HostSpec(name="h", home="here"),)}, "hosts.h.home"),
+        ({"hosts": (HostSpec(name="h", engines=1),)}, "engines.count"),
+        ({"hosts": (HostSpec(name="h", engines=3),)}, "engines.count"),
+        ({"hosts": (HostSpec(name="h"),), "sandbox": Sandbox(attach="x")}, "sandbox.attach"),
         ({"tasks": Tasks(source="harbor", path="x", kinds=("a",))}, "tasks.kinds"),
     ],
 )
@@ -157,6 +185,21 @@ def test_what_is_doubtful_is_only_said(section: dict[str, Any], where: str) -> N
 
 def test_the_defaults_are_beyond_doubt() -> None:
     assert [problem.where for problem in check(Recipe(name="a"))] == []
+
+
+def test_engines_are_shared_out_over_hosts() -> None:
+    hosts = (
+        HostSpec(name="a", roles=("engines",)),
+        HostSpec(name="b", roles=("engines",), engines=3),
+        HostSpec(name="c", roles=("sandbox",)),
+        HostSpec(name="d"),
+    )
+    recipe = Recipe(name="r", hosts=hosts, engines=Engines(count=6))
+    assert recipe.engine_hosts == ("a", "a", "b", "b", "b", "d")
+    assert recipe.sandbox_hosts == ("c", "d")
+    assert not any(problem.fatal for problem in check(recipe))
+    alone = Recipe(name="r")
+    assert (alone.engine_hosts, alone.sandbox_hosts) == (("", ""), ("",))
 
 
 # --- round trip ------------------------------------------------------------------------------------------------------
