@@ -11,8 +11,12 @@ from agentrl.errors import DeadlineError, TaskError
 from agentrl.ports import Sandbox
 from agentrl.records import Blame, ExecResult, File, Lane, Task, Verdict
 
-# /logs/verifier and /tests are the verifier's: whatever the agent left there goes, links included.
-_CLEAR = "rm -rf /tests /logs/verifier && { [ ! -L /logs ] || rm /logs; } && mkdir -p /logs/verifier"
+# /logs/verifier and /tests are the verifier's: whatever the agent left there goes, links included. One on which the
+# sandbox has mounted something cannot be removed, and being empty will do.
+_CLEAR = (
+    '{ rm -rf /tests /logs/verifier || [ -z "$(ls -A /tests; ls -A /logs/verifier)" ]; } 2>/dev/null'
+    " && { [ ! -L /logs ] || rm /logs; } && mkdir -p /logs/verifier"
+)
 _CLEAR_TIMEOUT_S = 20.0
 
 

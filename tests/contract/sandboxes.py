@@ -21,6 +21,7 @@ from agentrl.errors import (
 )
 from agentrl.records import Lane, LaneStatus, Task, TaskId
 from agentrl.sandbox.client import RemoteSandbox, SandboxClient
+from tests import dockerd
 
 PATIENCE_S = 30.0
 
@@ -31,7 +32,7 @@ class Daemon:
     def __init__(self, folder: Path, backend: str, *, label: str = "test", **config: Any) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        sandbox = {"backend": backend, **config.pop("sandbox", {})}
+        sandbox = {"backend": backend, "image": dockerd.PYTHON, **config.pop("sandbox", {})}
         where = {} if "port" in config else {"socket": str(folder / "d.sock")}
         self.config = {
             "label": label,

@@ -46,7 +46,16 @@ class Bench:
         self.runner = asyncio.Runner()
         self.backend: Backend = make_backend(section, state_dir=state)
         self.boxes: list[Box] = []
+        self.init = True  # commands are supervised from inside the box
         self._count = 0
+
+    def without_init(self) -> None:
+        """As if its image had no Python for our init, which the tests' own scripts need."""
+        from agentrl.sandbox.backends.docker import DockerBackend
+
+        assert isinstance(self.backend, DockerBackend)
+        self.init = False
+        self.backend._bare.update(dict.fromkeys(self.backend._images.values(), 0.0))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -68,10 +77,14 @@ class Bench:
 
 
 @pytest.fixture(
-    scope="module", params=["namespace", "bubblewrap", "process", pytest.param("docker", marks=pytest.mark.docker)]
+    scope="module",
+    params=[
+        *("namespace", "bubblewrap", "process"),
+        *(pytest.param(name, marks=pytest.mark.docker) for name in ("docker", "docker exec")),
+    ],
 )
 def whole(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    docker = request.param == "docker"
+    docker = request.param.startswith("docker")
     section = request.getfixturevalue("engine").section() if docker else Sandbox(backend=request.param)
     state = tempfile.mkdtemp(prefix="agentrl-backend-")
     bench = Bench(section, state)
@@ -81,6 +94,8 @@ def whole(request: pytest.FixtureRequest) -> Iterator[Bench]:
         bench.runner.close()
         shutil.rmtree(state, ignore_errors=True)
         pytest.skip(f"{request.param}: {e}")
+    if request.param == "docker exec":
+        bench.without_init()
     yield bench
     bench.run(bench.backend.aclose())
     bench.runner.close()
@@ -218,8 +233,8 @@ def test_killing_the_supervisor_is_the_commands_own_end(bench: Bench) -> None:
     only_isolating(bench)
     box = bench.box()
     assert bench.exec(box, "kill -9 $PPID; sleep 1000", timeout_s=10).exit_code == 137
-    assert bench.exec(box, "kill -9 -1; echo still here", timeout_s=10).exit_code == 137
-    assert bench.exec(box, "kill -9 1; kill -STOP 1; echo ok").output == "ok\n"
+    assert bench.exec(box, "kill -9 -1; echo still here", timeout_s=10).exit_code == 137 or not bench.init
+    assert bench.exec(box, "{ kill -9 1; kill -STOP 1; } 2>/dev/null; echo ok").output == "ok\n"
     assert bench.exec(box, "pgrep sleep || echo none").output == "none\n"
 
 
@@ -538,8 +553,7 @@ def test_privileges_are_gone(bench: Bench) -> None:
         "echo 1 > /proc/sys/kernel/sysrq",
         "hostname other",
         "chroot / true",
-        "ls /proc/1/root/",
-        "cat /proc/1/environ",
+        *(["ls /proc/1/root/", "cat /proc/1/environ"] if bench.init else []),
         "python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0)' && false",
     ):
         assert bench.exec(box, attempt).exit_code != 0, attempt

@@ -130,7 +130,7 @@ class ChannelBox:
         reply, blob = await self._call(init.CALL, head, deadline_s=timeout_s + _GRACE_S)
         if "error" in reply:
             return self._no_start(reply)
-        return _result(reply, blob)
+        return result_of(reply, blob)
 
     def _no_start(self, reply: dict[str, Any]) -> ExecResult:
         """Data, not a fault of ours: what runs in the box leaves no room for another process."""
@@ -195,7 +195,7 @@ class ChannelBox:
         self._control.close()
 
 
-def _result(reply: dict[str, Any], blob: bytes) -> ExecResult:
+def result_of(reply: dict[str, Any], blob: bytes) -> ExecResult:
     code, killed, total = reply["exit"], reply["killed"], reply["total"]
     if code is not None and code < 0:
         code = 128 - code

@@ -27,7 +27,7 @@ _HELLO_S = 60.0  # from the engine's word that it runs to the init's
 _CONTROL_S = 30.0
 _SPARE_PIDS = 8  # the init and the supervisors of running commands
 _SPARE_MB = 24  # the init
-_COMMANDS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE", "SETFCAP")
+COMMANDS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE", "SETFCAP")
 _INITS = ("SYS_ADMIN", "SYS_CHROOT", "SETPCAP")  # it mounts, enters, and takes these from its commands
 
 _INSIDE = Path(contained.__file__).parent
@@ -106,7 +106,7 @@ async def start(
     """A container whose init serves. config: of `options`. folder: to be made, shared with this container and gone
     again. NoInterpreter where its image has none. Whatever is raised, nothing of it is left."""
     more = {
-        "cap_add": [*_COMMANDS, *_INITS],
+        "cap_add": [*COMMANDS, *_INITS],
         "tmpfs": {contained.HOME: "size=1m,mode=700"},
         "binds": [f"{_INSIDE}:{_CODE}/{'/'.join(_INSIDE.parts[-4:])}:ro", f"{folder}:{_SHARED}"],
     }
@@ -138,6 +138,7 @@ async def launch(
     labels: Mapping[str, str],
     command: list[str],
     config: Mapping[str, Any],
+    user: str = "0:0",
     stdin: bool = False,
 ) -> str:
     """Create and start; the container's id. A cancelled call returns once the engine has answered, so that the name
@@ -146,7 +147,7 @@ async def launch(
     def act(client: Any) -> str:
         made = client.create_container(
             image, name=name, labels=dict(labels), entrypoint=command[:1], command=command[1:], hostname="sandbox",
-            user="0:0", working_dir="/", stdin_open=stdin, host_config=client.create_host_config(**config),
+            user=user, working_dir="/", stdin_open=stdin, host_config=client.create_host_config(**config),
         )["Id"]  # fmt: skip
         client.start(made)
         return str(made)
@@ -193,8 +194,7 @@ def _word(folder: Path) -> Iterator[int]:
 
 async def _hello(name: str, listener: socket.socket, word: int) -> socket.socket:
     loop = asyncio.get_running_loop()
-    none = loop.create_future()
-    loop.add_reader(word, lambda: none.done() or none.set_result(None))
+    none = asyncio.ensure_future(_readable(word))
     accepting = asyncio.ensure_future(loop.sock_accept(listener))
     try:
         await asyncio.wait([none, accepting], timeout=_HELLO_S, return_when=asyncio.FIRST_COMPLETED)
@@ -204,9 +204,17 @@ async def _hello(name: str, listener: socket.socket, word: int) -> socket.socket
             raise NoInterpreter
         raise DeadlineError(f"container {name}: its init said nothing for {_HELLO_S:.0f} s")
     finally:
-        loop.remove_reader(word)
         accepting.cancel()
         none.cancel()
+
+
+async def _readable(fd: int) -> None:
+    ready = asyncio.Event()
+    asyncio.get_running_loop().add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(fd)
 
 
 async def _introduce(kind: Kind, name: str, made: str, control: socket.socket) -> Container:

@@ -20,8 +20,8 @@ from typing import Any
 from agentrl.errors import AgentRLError, DeadlineError, InfraError, SandboxLost, TaskError, UnavailableError
 from agentrl.recipe import schema
 from agentrl.records import ExecResult, Limits
-from agentrl.sandbox.backends import bare
 from agentrl.sandbox.backends import container as containers
+from agentrl.sandbox.backends.bare import BareBox
 from agentrl.sandbox.backends.base import Box, BoxSpec
 from agentrl.sandbox.backends.channel import ChannelBox
 from agentrl.sandbox.backends.container import OWNER, RUN, Container, Kind, NoInterpreter
@@ -99,7 +99,18 @@ class DockerBackend:
                 return DockerBox(spec, self, await self._ready(kind, spec))
             except NoInterpreter:
                 pass
-        return await bare.start(spec, self._dockerd, self._config(kind), kind.image)
+        async with self._pace.turn():
+            box = await BareBox.start(
+                spec, self._dockerd, self._config(kind), lambda: self._new(spec.label), kind.image
+            )
+        if kind.image not in self._bare:
+            self._bare[kind.image] = box.command_s
+            _log.warning(
+                "image %s has no Python 3.9 or newer for our init: its commands go by docker exec, %.0f ms each, and "
+                "only these can be written: %s",
+                spec.image or self._image, 1e3 * box.command_s, ", ".join(box.writable),
+            )  # fmt: skip
+        return box
 
     async def _kind(self, spec: BoxSpec) -> Kind:
         image = spec.image or self._image

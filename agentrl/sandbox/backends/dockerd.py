@@ -7,9 +7,10 @@ names its address; anything else that it refuses is an InfraError in its own wor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -106,11 +107,60 @@ class Dockerd:
         )
         return found
 
+    @contextlib.asynccontextmanager
+    async def started(self, exec_id: str) -> AsyncIterator[ExecStream]:
+        """A command made by `exec_create` runs. Not by the SDK: it would keep a thread for as long as the command
+        takes, and it may lose the first bytes, which it reads along with the answer's head."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.url.removeprefix("unix://"))
+        except OSError as e:
+            raise UnavailableError(f"docker: exec: no engine at {self.url}: {e}", hint="Start it.") from e
+        try:
+            body = b'{"Detach": false, "Tty": false}'
+            writer.write(
+                f"POST /exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = head.split(b" ", 2)[1]
+            if status not in (b"101", b"200"):
+                raise InfraError(f"docker: exec: {(await reader.read(2_000)).decode(errors='replace')}")
+            yield ExecStream(reader, writer)
+        except asyncio.IncompleteReadError as e:
+            raise UnavailableError(f"docker: exec: the engine at {self.url} hung up", hint="Read its log.") from e
+        finally:
+            writer.close()
+
     def close(self) -> None:
         """Calls that still run go on to their own time-outs."""
         self._threads.shutdown(wait=False)
         if self._client is not None:
             self._client.close()
+
+
+class ExecStream:
+    """A command's standard streams. A frame is a byte for which, three of nothing, its length as a big-endian u32."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    def write(self, data: bytes) -> None:
+        """All of its standard input."""
+        self._writer.write(data)
+        self._writer.write_eof()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Of output and errors as they come, until the command has closed both."""
+        while True:
+            try:
+                head = await self._reader.readexactly(8)
+            except asyncio.IncompleteReadError:
+                return
+            left = int.from_bytes(head[4:], "big")
+            while left and (chunk := await self._reader.read(min(left, 1 << 16))):
+                left -= len(chunk)
+                yield chunk
 
 
 def absent_image(image: str, url: str) -> UnavailableError:
