@@ -1,4 +1,4 @@
-"""`agentrl doctor`: whether this machine can run a recipe."""
+"""`agentrl doctor`: whether this machine, and the hosts of the recipe, can run it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.cli.common import UNAVAILABLE, USER, Json, Quiet, RecipeFile, Set, 
 from agentrl.recipe.load import load
 
 if TYPE_CHECKING:
-    from agentrl.wiring.doctor import Finding
+    from agentrl.wiring.findings import Finding
 
 _MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]fail[/]"}
 
@@ -20,7 +20,8 @@ _MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]
 def doctor(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quiet = False) -> None:
     """Preflight in seconds, nothing left behind: libraries, model, sandboxes, disk, CPUs, ports, GPUs.
 
-    Exit 2 where the recipe or a file it names is wrong, 3 where this machine lacks something.
+    Where the recipe has hosts, each of them is asked as well, all at once. Exit 2 where the recipe or a file it names
+    is wrong, 3 where a machine lacks something.
     """
     from agentrl.wiring.doctor import examine
 
@@ -32,7 +33,11 @@ def doctor(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quie
 
 
 def _draw(out: Console, findings: list[Finding]) -> None:
+    host = ""
     for finding in findings:
+        if finding.host != host:
+            host = finding.host
+            out.print(f"[bold]{host}[/]")
         out.print(f"{_MARKS[finding.state]} {finding.name:<9} {escape(finding.detail)}", soft_wrap=True)
         if finding.remedy:
             out.print(f"               [dim]{escape(finding.remedy)}[/]", soft_wrap=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import msgspec
@@ -206,7 +207,7 @@ def _times(meta: _Meta) -> tuple[float, float, float]:
 
 
 def info(server: ServerInfo, model: ModelInfo) -> EngineInfo:
-    if not server.embedded and _numbers(server.version) < OLDEST_SGLANG:
+    if not server.embedded and release(server.version) < OLDEST_SGLANG:
         oldest = ".".join(map(str, OLDEST_SGLANG))
         raise Nonsense(f"SGLang {server.version} is too old: {oldest} is the first with all that is needed")
     ranks = max(1, len(server.internal_states))
@@ -222,10 +223,9 @@ def info(server: ServerInfo, model: ModelInfo) -> EngineInfo:
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """`0.5.20.post1` -> (0, 5, 20)."""
-    parts = version.split(".")[:3]
-    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+def release(version: str) -> tuple[int, ...]:
+    """`0.5.20.post1` -> (0, 5, 20); of `0.5.23+cu126` nothing behind the plus."""
+    return tuple(int("".join(takewhile(str.isdigit, part)) or 0) for part in version.split(".")[:3])
 
 
 def loads(raw: bytes) -> list[RankLoad]:

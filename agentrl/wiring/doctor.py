@@ -9,68 +9,55 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import agentrl
 from agentrl.errors import AgentRLError, UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.recipe.schema import Recipe
-from agentrl.records import Record
 from agentrl.rollout.template import ChatTemplate
 from agentrl.sandbox.backends import make_backend
 from agentrl.serve.launch import attach_engine
 from agentrl.wiring import machine
 from agentrl.wiring.borrowed import token_of
 from agentrl.wiring.derive import model_path, task_source
+from agentrl.wiring.findings import Finding, fail, ok, warn
 from agentrl.wiring.models import check_model
 from agentrl.wiring.plan import Plan, plan
 
 _LIMIT_S = 60.0  # of one check
 _QUICK_S = 10.0
 
-
-class Finding(Record):
-    """One line. users: the recipe, or a file that it names, is wrong (exit 2); otherwise the machine is (exit 3)."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    detail: str
-    remedy: str = ""
-    users: bool = False
-
-
-def ok(name: str, detail: str) -> Finding:
-    return Finding(name=name, state="ok", detail=detail)
-
-
-def warn(name: str, detail: str, remedy: str) -> Finding:
-    return Finding(name=name, state="warn", detail=detail, remedy=remedy)
-
-
-def fail(name: str, detail: str, remedy: str, *, users: bool = False) -> Finding:
-    return Finding(name=name, state="fail", detail=detail, remedy=remedy, users=users)
+Check = tuple[str, Callable[[], Awaitable[Finding]]]
 
 
 async def examine(recipe: Recipe) -> list[Finding]:
-    """All checks side by side, each with a time limit, in the order in which they are shown."""
+    """All checks side by side, each with a time limit, in the order in which they are shown: this machine's, then those
+    of each host of the inventory."""
     planned = await asyncio.to_thread(plan, recipe)
-    checks: list[tuple[str, Callable[[], Awaitable[Finding]]]] = [
+    checks: list[Check] = [
         ("python", _python),
         ("recipe", lambda: _recipe(planned)),
         ("model", lambda: _model(recipe)),
         ("tasks", lambda: _tasks(recipe)),
         ("libraries", lambda: _libraries(recipe)),
+        *([] if recipe.hosts else _of_a_lone_machine(recipe, planned)),
+        ("memory", lambda: _memory(planned)),
+        ("disk", lambda: _disk(planned)),
+        ("clock", _clock),
+    ]
+    return list(await asyncio.gather(*(_limited(name, check) for name, check in checks)))
+
+
+def _of_a_lone_machine(recipe: Recipe, planned: Plan) -> list[Check]:
+    """What is asked of the hosts where there is an inventory."""
+    return [
         ("engines", lambda: _engines(recipe)),
         ("ports", lambda: _ports(recipe)),
         ("sandboxes", lambda: _sandboxes(recipe)),
         ("docker", lambda: _docker(recipe)),
         ("CPUs", lambda: _cpus(planned)),
         ("GPUs", lambda: _gpus(recipe)),
-        ("memory", lambda: _memory(planned)),
-        ("disk", lambda: _disk(planned)),
-        ("clock", _clock),
     ]
-    return list(await asyncio.gather(*(_limited(name, check) for name, check in checks)))
 
 
 async def _limited(name: str, check: Callable[[], Awaitable[Finding]]) -> Finding:
