@@ -6,7 +6,7 @@ CPU_TORCH = --retries 0 --timeout 10 --index-url https://download.pytorch.org/wh
 TORCH ?= $(shell command -v nvidia-smi >/dev/null && echo torch)
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-sglang test-docker lint fmt types laws docs bench clean
+.PHONY: help setup demo test test-sglang test-docker lint fmt types laws docs pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ laws: setup ## a long seeded sweep of the scheduler's laws
 
 docs: setup ## refresh what the documents take from the source
 	$(BIN)/python scripts/refresh_docs.py
+
+pictures: setup ## draw the pictures of the documents anew
+	$(BIN)/python scripts/tui_pictures.py && $(BIN)/python scripts/report_pictures.py
 
 clean: ## remove what was made
 	rm -rf .venv .venv-sglang build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,6 +17,7 @@ from agentrl.bench.sim.sheet import Sheet, beside
 from agentrl.cli.common import FAILED, Quiet, RecipeFile, RunFolder, Set, console, out, table
 from agentrl.recipe.load import load, load_sim
 from agentrl.recipe.schema import Recipe
+from agentrl.recipe.sim import SimRecipe
 
 app = typer.Typer(
     help="Measured and simulated figures, printed as a table. Say beside a measured one what else the machine did.",
@@ -91,6 +92,9 @@ def sim(
     arms: Annotated[Arms, typer.Option(help="Which comparison.")] = Arms.LADDER,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, from the recipe's seed on.")] = 3,
     figures: Annotated[Path | None, typer.Option(help="Draw PNG figures into this folder.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Instead: one run of it as a run's folder, for top and report.")
+    ] = None,
     set_: Set = None,
     json: JsonFile = None,
     quiet: Quiet = False,
@@ -99,6 +103,9 @@ def sim(
     from agentrl.bench.sim import main as part
 
     loaded = load_sim(recipe, overrides=set_ or [])
+    if keep is not None:
+        _keep(loaded, keep, json, quiet)
+        return
     _say(quiet, f"simulating {arms} of {loaded.name}, {seeds} seeds")
     sheet = part.run(loaded, arms, seeds)
     if figures is not None:
@@ -107,6 +114,14 @@ def sim(
         for path in draw(sheet, figures):
             _say(quiet, f"drew {path}")
     _give(msgspec.to_builtins(sheet, enc_hook=str), lambda to: _draw_sheet(to, sheet), json, quiet)
+
+
+def _keep(recipe: SimRecipe, folder: Path, json: Path | None, quiet: bool) -> None:
+    from agentrl.wiring.recording import keep
+
+    finish = keep(recipe, recipe.seed, folder)
+    said = f"{finish.outcome} [dim]in virtual time; see it:[/] agentrl top {folder}"
+    _give({"folder": str(folder), "outcome": finish.outcome}, lambda to: to.print(said), json, quiet)
 
 
 @app.command()

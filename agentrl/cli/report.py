@@ -22,12 +22,20 @@ def report(
         Path | None, typer.Argument(help="A second run, to be shown beside it.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to; default: report/ in the (first) run's folder.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Instead: draw a part of the (first) run's trace into this PNG.")
+    ] = None,
+    since: Annotated[float | None, typer.Option("--from", min=0, help="Of the trace, seconds of the run.")] = None,
+    until: Annotated[float | None, typer.Option("--to", min=0, help="Default: its last three minutes.")] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a page (index.html, self-contained) and PNGs: where the time went, ages, lengths, reward."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UnavailableError("matplotlib is not installed", hint="pip install 'agentrl[report]'")
+    if trace is not None:
+        _draw_trace(run, trace, since, until, json=json, quiet=quiet)
+        return
     from agentrl.report import page, plots
     from agentrl.wiring.story import read_story
 
@@ -41,6 +49,16 @@ def report(
     (folder / "index.html").write_text(page.html(stories, pictures))
     document = {"page": str(folder / "index.html"), "runs": [_figures(story) for story in stories]}
     emit(document, lambda to: _draw(to, stories, folder), json=json, quiet=quiet)
+
+
+def _draw_trace(run: Path, to: Path, since: float | None, until: float | None, *, json: bool, quiet: bool) -> None:
+    from agentrl.report import tracepicture
+
+    slices = tracepicture.read(run / "trace.json")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_bytes(tracepicture.png(slices, run.resolve().name, began=since, ended=until))
+    document = {"trace": str(to), "slices": len(slices)}
+    emit(document, lambda out: out.print(f"[dim]written[/] {to}", soft_wrap=True), json=json, quiet=quiet)
 
 
 def _figures(story: Story) -> dict[str, Any]:

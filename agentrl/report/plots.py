@@ -122,7 +122,7 @@ PLOTS: dict[str, tuple[str, Draw]] = {
     "ages": ("Ages at the cut", ages),
     "lengths": ("Lengths of trained, completed and dropped work", lengths),
     "stages": ("From a trajectory's start to live weights", stages),
-    "rates": ("Is any work favoured? What became of it, by length, reward, turns and task", rates),
+    "rates": ("What became of finished work", rates),
     "reward": ("Reward", reward),
     "gap": ("Log-prob gap on fresh tokens", gap),
 }

@@ -87,7 +87,6 @@ class Telemetry(Listener):
     def ended(self, trajectory: Trajectory) -> None:
         self._sum.completed += 1
         self._sum.completed_tokens += len(trajectory.tokens)
-        self.trace.ended(trajectory)
 
     def stepped(self, batch: Batch, report: StepReport) -> None:
         now = self._clock()
@@ -103,7 +102,6 @@ class Telemetry(Listener):
         self.steps = [s for s in self.steps if s["step"] != step["step"]] + [step]  # a redelivered batch counts once
         with (self._folder / "metrics.jsonl").open("ab") as lines:
             lines.write(msgspec.json.encode(step) + b"\n")
-        self.trace.step(batch, report, now)
         self._shown(step)
 
     def staged(self, engine: str, version: Version, seconds: float) -> None:
@@ -133,6 +131,7 @@ class Telemetry(Listener):
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
         if self.stream is not None:
             self.stream(now, event, commands)
+        self.trace.heard(now, event, commands, core)
         if core.trainer == "ready" and self._ready_at is None:
             self._ready_at = now
         for order in commands:

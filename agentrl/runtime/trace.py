@@ -1,100 +1,223 @@
 """A Chrome trace, one event a line, readable at any moment: Perfetto and chrome://tracing accept a missing end.
 
-Tracks: each attempt (its turns: queue, prefill, decode, tool), each engine's weight changes, the trainer's steps.
+A process each for attempts (a track for each sibling: its tries, turns and what each turn waited for), the trainer,
+publications (a track for each engine), every engine (rows of each rank, counters) and every sandbox host (rows of each
+lane, counters). Slices are laid out from durations that whoever spent them measured, anchored at the run's own clock:
+the clocks of other machines never meet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from agentrl.records import AttemptId, Lane, RankLoad, TrajectoryFacts, Turn, Version
+from agentrl.runtime.tracefile import TraceFile
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler import publication
+from agentrl.scheduler.core import Core
 
-from agentrl.records import AttemptId, Batch, StepReport, Trajectory, Turn, Version
-
-_ATTEMPTS, _ENGINES, _TRAINER = 1, 2, 3
+_SHORT_S = 0.0005  # parts that are shorter draw nothing
+_COUNT_EVERY_S = 0.5  # of the run's own counters
+_ATTEMPTS, _TRAINER, _PUBLICATIONS = "attempts", "trainer", "publications"
 
 
 class Trace:
-    """Append-only; the caller closes it. Times in seconds of the run's clock, microseconds in the file."""
+    """The caller closes it. Times in seconds of the run's clock, microseconds in the file."""
 
     def __init__(self, path: Path) -> None:
-        fresh = not path.exists() or path.stat().st_size == 0
-        if not fresh:
-            _reopen(path)
-        self._file = path.open("ab", buffering=1 << 16)
-        self._tracks: dict[str, int] = {}
-        if fresh:
-            self._file.write(b"[\n")
-            for pid, name in ((_ATTEMPTS, "attempts"), (_ENGINES, "engines"), (_TRAINER, "trainer")):
-                self._emit(ph="M", pid=pid, name="process_name", args={"name": name})
+        self._file = TraceFile(path)
+        self._rows = _Rows()
+        self._hosts: dict[AttemptId, str] = {}  # of those that run
+        self._seen: dict[AttemptId, tuple[float, float]] = {}  # of the same: first turn's begin, last turn's end
+        self._over: dict[AttemptId, float] = {}  # when they ended; until their group is trained or dropped
+        self._ready_at: float | None = None
+        self._cut: dict[int, tuple[float, tuple[AttemptId, ...]]] = {}
+        self._made: dict[Version, float] = {}  # when its step ended; until every engine holds it
+        self._counted = (0.0, -1, -1)
+
+    # --- what a turn and an attempt went through --------------------------------------------------------------------
 
     def turn(self, attempt: AttemptId, turn: Turn, now: float) -> None:
-        """now: when the turn ended, its command included."""
-        key = str(attempt)
+        """now: when the turn was durable, its command included."""
+        host = self._hosts.get(attempt, "")
+        self._seen[attempt] = self._seen.get(attempt, (turn.began_s, now))[0], now
         engine_end = turn.began_s + turn.engine_s
-        self._slice(key, f"turn {turn.index} on {turn.place}", turn.began_s, now, sampled=turn.end - turn.start)
-        marks = [
-            ("queue", turn.queue_s),
-            ("prefill", turn.prefill_s),
-            ("decode", max(0.0, turn.engine_s - turn.queue_s - turn.prefill_s)),
-        ]
-        at = turn.began_s
-        for name, seconds in marks:
-            if seconds > 0:
-                self._slice(key, name, at, min(at + seconds, engine_end))
-                at += seconds
-        if turn.command is not None:
-            began = engine_end + turn.tool_wait_s
-            lane = turn.lane.value if turn.lane is not None else ""
-            self._slice(key, f"tool ({lane})", began, began + turn.tool_s, command=turn.command[:200])
-
-    def ended(self, trajectory: Trajectory) -> None:
-        verdict = trajectory.verdict
         self._slice(
-            str(trajectory.attempt),
-            f"verify: {verdict.reward}",
-            trajectory.ended_s - verdict.verify_s,
-            trajectory.ended_s,
-            stop=trajectory.stop.value,
+            attempt, f"turn {turn.index}", turn.began_s, now, place=str(turn.place), sampled=turn.end - turn.start
         )
+        decode_s = max(0.0, turn.engine_s - turn.queue_s - turn.prefill_s)
+        at = turn.began_s
+        for name, seconds in (("queue", turn.queue_s), ("prefill", turn.prefill_s), ("decode", decode_s)):
+            self._part(attempt, name, at, min(seconds, engine_end - at))
+            at += seconds
+        sizes = {"prompt": turn.prompt_tokens, "cached": turn.cached_tokens, "sampled": turn.end - turn.start}
+        self._busy(
+            f"engine {turn.place.engine}", f"rank {turn.place.rank}", str(attempt), turn.began_s, engine_end, **sizes
+        )
+        if turn.command is not None and turn.lane is not None:
+            began = engine_end + turn.tool_wait_s
+            self._part(attempt, f"wait: {turn.lane}", engine_end, turn.tool_wait_s)
+            self._work(
+                attempt, host, turn.lane, "tool", began, min(turn.tool_s, now - began), command=turn.command[:200]
+            )
 
-    def step(self, batch: Batch, report: StepReport, now: float) -> None:
-        self._complete(
-            _TRAINER, "steps", f"step {report.version}", now - report.seconds, report.seconds, batch=batch.id
-        )
+    def _ended(self, facts: TrajectoryFacts, now: float) -> None:
+        """The opening lies before the first turn, the verdict after the last, then the sandbox was given back."""
+        attempt = facts.attempt
+        host, seen = self._hosts.pop(attempt, ""), self._seen.pop(attempt, None)
+        self._over[attempt] = now
+        if seen is None:
+            return  # its turns were those of an earlier process
+        opened, turned = seen
+        self._work(attempt, host, Lane.RESET, "open", opened - facts.open_s, facts.open_s)
+        self._part(attempt, "wait: reset", opened - facts.open_s - facts.open_wait_s, facts.open_wait_s)
+        self._part(attempt, "wait: verify", turned, facts.verify_wait_s)
+        began = turned + facts.verify_wait_s
+        graded = min(now, began + facts.verify_s)
+        self._work(attempt, host, Lane.VERIFY, f"verify: {facts.reward:g}", began, graded - began)
+        self._part(attempt, "close", graded, now - graded)
+
+    def _stepped(self, event: news.StepFinished, now: float) -> None:
+        cut, attempts = self._cut.pop(event.batch, (now, ()))
+        trained_s = min(event.seconds, now - cut)
+        self._complete(_TRAINER, "steps", f"step v{event.version}", cut, now - cut, batch=event.batch)
+        self._complete(_TRAINER, "steps", "trains", now - trained_s, trained_s)
+        for attempt in attempts:
+            ended = self._over.pop(attempt, cut)
+            self._part(attempt, "waits for its batch", ended, cut - ended)
+            self._part(attempt, f"trains v{event.version}", cut, now - cut)
 
     def weights(self, engine: str, what: str, version: Version, began: float, seconds: float, **args: Any) -> None:
-        self._complete(_ENGINES, engine, f"{what} v{version}", began, seconds, **args)
+        self._complete(_PUBLICATIONS, engine, f"{what} v{version}", began, seconds, **args)
+
+    def lagged(self, now: float, seconds: float) -> None:
+        """How late the run's event loop was, at worst, since it was said last."""
+        self._file.counter(_TRAINER, "event loop lag, ms", now, lag=round(1e3 * seconds, 1))
+
+    # --- what the scheduler heard -------------------------------------------------------------------------------------
+
+    def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
+        match event:
+            case news.EngineLoads():
+                for load in event.loads:
+                    self._load(event.engine, load, now)
+            case news.SandboxHostLoads():
+                for lane in event.said.lanes:
+                    used = {"running": lane.running, "queued": lane.queued}
+                    self._file.counter(f"host {event.host}", f"lane {lane.lane}", now, **used)
+            case news.EngineDown():
+                self._file.instant(f"engine {event.engine}", f"down: {event.reason}", now)
+            case news.SandboxHostDown():
+                self._file.instant(f"host {event.host}", f"down: {event.reason}", now)
+                for attempt in [attempt for attempt, host in self._hosts.items() if host == event.host]:
+                    self._gone(attempt)
+            case news.AttemptFailed():
+                self._gone(event.attempt)
+            case news.AttemptEnded() if event.facts.attempt in self._hosts:
+                self._ended(event.facts, now)
+            case news.StepFinished() if event.batch in self._cut:
+                self._stepped(event, now)
+                self._made[event.version] = now
+            case _:
+                pass
+        self._follow(now, commands, core)
+        self._publish(now, core)
+        self._count(now, core)
+
+    def _follow(self, now: float, commands: Sequence[orders.Command], core: Core) -> None:
+        for order in commands:
+            match order:
+                case orders.StartAttempt():
+                    self._hosts[order.attempt] = order.host
+                case orders.CancelAttempt():
+                    self._gone(order.attempt)
+                case orders.DropGroup():
+                    for attempt in order.attempts:
+                        self._over.pop(attempt, None)
+                case orders.TrainOn():
+                    self._cut[order.batch] = (now, order.attempts)
+                    if self._ready_at is not None:
+                        self._complete(_TRAINER, "steps", "waits for a batch", self._ready_at, now - self._ready_at)
+                case _:
+                    pass
+        if core.trainer != "ready":
+            self._ready_at = None
+        elif self._ready_at is None:
+            self._ready_at = now
+
+    def _gone(self, attempt: AttemptId) -> None:
+        self._hosts.pop(attempt, None)
+        self._seen.pop(attempt, None)
+
+    def _publish(self, now: float, core: Core) -> None:
+        live = publication.live_version(core.engines, Version(0)) if self._made else Version(0)
+        for version in [version for version in self._made if version <= live]:
+            began = self._made.pop(version)
+            self._complete(_PUBLICATIONS, "until every engine has it", f"v{version}", began, now - began)
+
+    def _load(self, engine: str, load: RankLoad, now: float) -> None:
+        process = f"engine {engine}"
+        self._file.counter(process, f"rank {load.rank}: requests", now, running=load.running, waiting=load.waiting)
+        if load.kv_total_tokens:
+            used = round(100 * load.kv_used_tokens / load.kv_total_tokens, 1)
+            self._file.counter(process, f"rank {load.rank}: KV cache, %", now, used=used)
+
+    def _count(self, now: float, core: Core) -> None:
+        at, bank, running = self._counted
+        found = (len(core.bank), len(core.table.running))
+        if found != (bank, running) and (found[0] != bank or now - at >= _COUNT_EVERY_S):
+            self._counted = (now, *found)
+            self._file.counter(_TRAINER, "ready groups", now, bank=found[0])
+            self._file.counter(_TRAINER, "conversations", now, running=found[1])
 
     def close(self) -> None:
         """Complete the JSON array."""
-        if not self._file.closed:
-            self._file.write(b"{}]\n")
-            self._file.close()
+        self._file.close()
 
-    def _slice(self, attempt: str, name: str, began: float, ended: float, **args: Any) -> None:
-        """A nestable slice on the attempt's own track; attempts overlap, so they are asynchronous slices."""
-        common = {"cat": "attempt", "id": attempt, "pid": _ATTEMPTS, "tid": 0, "name": name}
-        self._emit(ph="b", ts=began * 1e6, args=args, **common)
-        self._emit(ph="e", ts=ended * 1e6, **common)
+    # --- slices -------------------------------------------------------------------------------------------------------
 
-    def _complete(self, pid: int, track: str, name: str, began: float, seconds: float, **args: Any) -> None:
-        tid = self._tracks.get(track)
-        if tid is None:
-            tid = self._tracks[track] = len(self._tracks) + 1
-            self._emit(ph="M", pid=pid, tid=tid, name="thread_name", args={"name": track})
-        self._emit(ph="X", pid=pid, tid=tid, name=name, ts=began * 1e6, dur=seconds * 1e6, args=args)
+    def _work(
+        self, attempt: AttemptId, host: str, lane: Lane, name: str, began: float, seconds: float, **args: Any
+    ) -> None:
+        """Of the attempt, and in a row of its host's lane."""
+        self._part(attempt, name, began, seconds, **args)
+        if host and seconds > _SHORT_S:
+            self._busy(f"host {host}", str(lane), str(attempt), began, began + seconds)
 
-    def _emit(self, **event: Any) -> None:
-        self._file.write(msgspec.json.encode(event) + b",\n")
+    def _part(self, attempt: AttemptId, name: str, began: float, seconds: float, **args: Any) -> None:
+        if seconds > _SHORT_S:
+            self._slice(attempt, name, began, began + seconds, **args)
+
+    def _slice(self, attempt: AttemptId, name: str, began: float, ended: float, **args: Any) -> None:
+        """On the track of its member: its tries come one after the other."""
+        track = f"g{attempt.group}.m{attempt.member}"
+        if attempt.attempt:
+            args["try"] = attempt.attempt
+        self._file.slice(_ATTEMPTS, track, name, began, ended - began, args, bulk=True)
+
+    def _busy(self, process: str, what: str, name: str, began: float, ended: float, **args: Any) -> None:
+        row = self._rows.place(process, what, began, ended)
+        self._file.slice(process, f"{what} .{row:02}", name, began, ended - began, args, bulk=True)
+
+    def _complete(self, process: str, track: str, name: str, began: float, seconds: float, **args: Any) -> None:
+        self._file.slice(process, track, name, began, seconds, args)
 
 
-def _reopen(path: Path) -> None:
-    """Take the closing bracket off again: a resumed run goes on in the same file."""
-    with path.open("r+b") as file:
-        file.seek(0, 2)
-        size = file.tell()
-        file.seek(max(0, size - 4))
-        if file.read() == b"{}]\n":
-            file.truncate(size - 4)
+class _Rows:
+    """Work that overlaps lies in rows, each free of overlaps: as many as were ever busy at once."""
+
+    def __init__(self) -> None:
+        self._busy_until: dict[tuple[str, str], list[float]] = {}
+
+    def place(self, process: str, what: str, began: float, ended: float) -> int:
+        """The first row that is free from `began` on. Calls come in order of `ended`, or nearly."""
+        rows = self._busy_until.setdefault((process, what), [])
+        for row, until in enumerate(rows):
+            if until <= began:
+                rows[row] = ended
+                return row
+        rows.append(ended)
+        return len(rows) - 1

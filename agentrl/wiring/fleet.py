@@ -16,6 +16,7 @@ from agentrl.records import (
     LoadReport,
     Place,
     RankLoad,
+    SandboxHostStatus,
     StepReport,
     Task,
     TrajectoryFacts,
@@ -244,9 +245,10 @@ class _Asked:
 
     model: HostModel
 
-    async def status(self, *, deadline_s: float) -> None:
+    async def status(self, *, deadline_s: float) -> SandboxHostStatus:
         if self.model.lost:
             raise InfraError(f"{self.model.name} is gone")
+        return self.model.status()
 
 
 def _host(name: str, recipe: SimRecipe, world: World, hosts: dict[str, HostModel]) -> Service:

@@ -7,15 +7,14 @@ from typing import Any
 
 import msgspec
 
-from agentrl.errors import DataError, UserError
+from agentrl.errors import DataError
 from agentrl.journal.reader import JournalReader
-from agentrl.recipe.load import load
 from agentrl.records import Record
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.laws import LawBroken, Laws
-from agentrl.wiring.derive import policy_of
+from agentrl.wiring.recording import policy_in
 
 
 class Difference(Record):
@@ -57,9 +56,7 @@ def replay(folder: Path, *, laws: bool = False) -> Replay:
 
     UserError where the folder holds no run, DataError where the journal is damaged.
     """
-    if not (folder / "recipe.toml").is_file():
-        raise UserError(f"{folder}: no run here (recipe.toml is missing)", hint="name a run's folder, e.g. runs/local")
-    core = Core(policy_of(load(folder / "recipe.toml", checked=False)))
+    core = Core(policy_in(folder))
     checker = Laws() if laws else None
     seq = processes = 0
     difference: Difference | None = None

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.errors import DataError, UserError
+from agentrl.errors import DataError
 from agentrl.journal.reader import JournalReader
-from agentrl.recipe.load import load
 from agentrl.records import AttemptId, GroupId, TrajectoryFacts, Version
 from agentrl.report.story import STAGES, Lengths, Rate, Sample, StepStory, Story
 from agentrl.runtime.rates import DIMENSIONS, Rates
@@ -20,7 +19,7 @@ from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
-from agentrl.wiring.derive import policy_of
+from agentrl.wiring.recording import policy_in
 
 _SAMPLES = 2_000
 
@@ -28,9 +27,7 @@ _SAMPLES = 2_000
 def read_story(folder: Path) -> Story:
     """Blocking; also while the run is live. UserError where the folder holds no run, DataError where the journal is
     damaged or of another version of agentrl."""
-    if not (folder / "recipe.toml").is_file():
-        raise UserError(f"{folder}: no run here (recipe.toml is missing)", hint="name a run's folder, e.g. runs/local")
-    core = Core(policy_of(load(folder / "recipe.toml", checked=False)))
+    core = Core(policy_in(folder))
     teller = _Teller(core)
     for now, data, _ in JournalReader(folder / "run.sqlite").events():
         try:

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from agentrl.errors import AgentRLError, DeadlineError, UnavailableError, UserError
+from agentrl.errors import AgentRLError, DeadlineError, UnavailableError
 from agentrl.journal.reader import JournalReader
-from agentrl.recipe.load import load
 from agentrl.records import AttemptId, Turn
 from agentrl.runtime.recent import Recent
 from agentrl.runtime.status import Frame, Status, picture
@@ -21,7 +20,7 @@ from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.wiring.attach import FaceClient, LiveRun
-from agentrl.wiring.derive import policy_of
+from agentrl.wiring.recording import policy_in
 
 _LEAST_S = 1.0  # between two pictures of a live run, however much happens: a screen of thousands of attempts costs
 _MOST_S = 2.0  # where nothing does: waits grow all the same
@@ -118,11 +117,9 @@ class Recording:
 
     def __init__(self, folder: Path, *, until: float = 0.0) -> None:
         """until: the first picture's time, in seconds of the run's clock; infinity: its end."""
-        if not (folder / "recipe.toml").is_file():
-            raise UserError(f"{folder}: no run here (recipe.toml is missing)", hint="name a run's folder")
+        self._policy = policy_in(folder)
         self.name = folder.resolve().name
         self._journal = JournalReader(folder / "run.sqlite")
-        self._policy = policy_of(load(folder / "recipe.toml", checked=False))
         self._until = until
         self._speed = 1.0
         self._going = asyncio.Event()

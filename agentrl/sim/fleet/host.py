@@ -11,15 +11,16 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.errors import SandboxLost
-from agentrl.records import Lane, Record
+from agentrl.records import Lane, LaneStatus, Record, SandboxHostStatus
 
 UNLIMITED = 1 << 30
+_RECENT = 512  # waits that a lane's figures are of
 _GONE = object()
 
 
@@ -197,6 +198,8 @@ class HostModel:
         self._queues: dict[Lane, deque[_Job]] = {lane: deque() for lane in Lane}
         self._room = {lane: plan.lanes[lane].cap if plan.lanes else UNLIMITED for lane in Lane}
         self._sets = self._make_sets(plan)
+        self._waits = {lane: deque[float](maxlen=_RECENT) for lane in Lane}
+        self._done = Counter[Lane]()
 
     def _make_sets(self, plan: HostPlan) -> Mapping[Lane, _Cpus]:
         if not plan.lanes:
@@ -231,6 +234,27 @@ class HostModel:
 
     def waiting(self, lane: Lane) -> int:
         return sum(job.state == "queued" for job in self._queues[lane])
+
+    def status(self) -> SandboxHostStatus:
+        """As a daemon would say it. CPUs are counted from 0, those of the engines first; pooled, there are no lanes."""
+        lanes, first = [], self.plan.serving_cpus
+        for lane, plan in self.plan.lanes.items():
+            lanes.append(self._lane(lane, plan, first))
+            first += plan.cpus
+        return SandboxHostStatus(name=self.name, backend="sim", isolation="", live=self.live, lanes=tuple(lanes))
+
+    def _lane(self, lane: Lane, plan: LanePlan, first: float) -> LaneStatus:
+        waits = sorted(self._waits[lane])
+        return LaneStatus(
+            lane=lane,
+            cap=plan.cap,
+            running=self.running(lane),
+            queued=self.waiting(lane),
+            cpus=tuple(range(int(first), int(first + plan.cpus))),
+            wait_s_mean=sum(waits) / len(waits) if waits else 0.0,
+            wait_s_p95=waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
+            done=self._done[lane],
+        )
 
     def kill(self, reason: str = "killed") -> None:
         """Gone with all its sandboxes: every operation raises SandboxLost, now and later."""
@@ -270,6 +294,8 @@ class HostModel:
 
     def _finish(self, job: _Job) -> None:
         del self._jobs[job]
+        self._waits[job.lane].append(job.began - job.queued)
+        self._done[job.lane] += 1
         if job.over is not None and not job.over.done():
             job.over.set_result((job.began - job.queued, self._loop.time() - job.began))
         self._free(job.lane)
