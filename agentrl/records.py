@@ -99,13 +99,13 @@ class Task(Record):
     kind: str  # the family, for statistics
     instruction: str
     root: str
-    workdir: str = "/work"
+    workdir: str = "/work"  # empty: the image's own
     env: dict[str, str] = {}
     setup: tuple[str, ...] = ()  # shell lines run once in the reset lane after the files are in place
     files: tuple[tuple[str, str], ...] = ()  # (path under root, absolute path in the sandbox), before `setup`
     limits: Limits = Limits()
     trusted: bool = False  # may run in the `process` backend, which isolates nothing
-    image: str = ""  # container image, for backends that take one
+    image: str = ""  # for a backend of containers; empty: the recipe's
     command_timeout_s: float = 20.0
     agent_timeout_s: float = 300.0
     verify_timeout_s: float = 60.0

@@ -1,4 +1,4 @@
-"""`agentrl sandbox up|status|down|exec|gc`: the lane-pinned sandbox daemon."""
+"""`agentrl sandbox up|status|down|exec|build|gc`: the lane-pinned sandbox daemon."""
 
 from __future__ import annotations
 
@@ -107,6 +107,24 @@ def gc(
     loaded = load(recipe, overrides=set_ or [])
     removed = asyncio.run(collect_garbage(loaded))
     emit({"removed": removed}, lambda out: out.print(f"{removed} sandboxes removed"), json=json, quiet=quiet)
+
+
+@app.command()
+def build(
+    recipe: RecipeFile,
+    set_: Set = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build the images of the recipe's task folders on this machine's Docker engine, those that it lacks.
+
+    A folder's image is named by its content; one that has not changed is not built again.
+    """
+    from agentrl.wiring.images import build as build_images
+
+    loaded = load(recipe, overrides=set_ or [])
+    built, of = asyncio.run(build_images(loaded, lambda line: None if quiet else console.print(f"[dim]{line}[/]")))
+    emit({"built": built, "images": of}, lambda out: out.print(f"{built} of {of} built"), json=json, quiet=quiet)
 
 
 def _draw_up(out: Console, serving: Serving, recipe: str) -> None:

@@ -45,8 +45,30 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             hint="name the folder that holds the task folders",
             fatal=True,
         )
+    yield from _sandbox(recipe)
     if recipe.tasks.source != "chores" and recipe.tasks.kinds:
         yield Problem(where="tasks.kinds", message="only chores have kinds", hint="leave it out", fatal=True)
+
+
+def _sandbox(recipe: Recipe) -> Iterator[Problem]:
+    sandbox = recipe.sandbox
+    if sandbox.backend == "docker":
+        if not sandbox.image and recipe.tasks.source == "chores":
+            yield Problem(
+                where="sandbox.image",
+                message="empty, but the backend is docker and chores name no image",
+                hint="name one that the engine has, with a shell and Python: `docker pull python:3.11-slim`",
+                fatal=True,
+            )
+        if sandbox.root != "/":
+            yield Problem(where="sandbox.root", message="docker's is the image", hint="leave it out", fatal=True)
+    elif sandbox.image:
+        yield Problem(
+            where="sandbox.image",
+            message=f"the {sandbox.backend} backend takes no image",
+            hint='set sandbox.backend = "docker", or leave it out',
+            fatal=True,
+        )
 
 
 def _batch(recipe: Recipe) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Harbor / Terminal-Bench task folders, as far as they need no image.
+"""Harbor / Terminal-Bench task folders, with one image or none.
 
     task.toml         names, time-outs, limits (schema 1.x; `[metadata]` is free-form)
     instruction.md    what the agent is told
@@ -24,6 +24,7 @@ from msgspec import Meta
 from agentrl.errors import TaskError, UserError
 from agentrl.records import Limits, Record, Task, TaskId
 from agentrl.tasks import dockerfile
+from agentrl.tasks.images import tag_of
 from agentrl.tasks.order import EndlessOrder
 
 _Seconds = Annotated[float, Meta(gt=0)]
@@ -86,16 +87,25 @@ class _TaskToml(Record):
     artifacts: list[Any] = []
 
 
-def load(folder: Path) -> Task:
-    """Read one task folder. TaskError names the file, the key or line, and the remedy."""
+def load(folder: Path, *, images: bool = False) -> Task:
+    """Read one task folder. TaskError names the file, the key or line, and the remedy.
+
+    images: the sandboxes are containers, so the Dockerfile is the engine's to build (`images.tag_of`), or
+    `environment.docker_image` stands in its place; and the image's own working folder and environment count. Otherwise
+    the Dockerfile is read here, as far as it can be followed without an image.
+    """
     _require(folder)
     spec = _toml(folder / "task.toml")
     _refuse_unsupported(folder, spec)
     instruction = _text(folder / "instruction.md").strip()
     if not instruction:
         raise TaskError(f"{folder / 'instruction.md'} is empty", hint="Write what the agent has to do.")
-    place = dockerfile.read(folder / "environment" / "Dockerfile")
     box = spec.environment
+    if images:
+        name = box.docker_image or tag_of(folder / "environment")
+        place = dockerfile.Environment(image=name, workdir="", env={}, files=(), setup=())
+    else:
+        place = dockerfile.read(folder / "environment" / "Dockerfile")
     return Task(
         id=TaskId(spec.task.name or folder.name),
         kind=str(spec.metadata.get("kind") or spec.metadata.get("category") or "harbor"),
@@ -119,20 +129,20 @@ def load(folder: Path) -> Task:
 class HarborSource:
     """All task folders directly below `path`, in a seeded endless order, shuffled anew each epoch."""
 
-    def __init__(self, path: Path, *, seed: int = 0) -> None:
+    def __init__(self, path: Path, *, seed: int = 0, images: bool = False) -> None:
         folders = sorted(p.parent for p in path.glob("*/task.toml")) if path.is_dir() else []
         if not folders:
             raise UserError(f"tasks.path: no task folder below {path}", hint="Point it at a folder of task folders.")
-        self._tasks = [load(folder) for folder in folders]
+        self.tasks = [load(folder, images=images) for folder in folders]
         seen: dict[str, str] = {}
-        for task in self._tasks:
+        for task in self.tasks:
             if task.id in seen:
                 raise TaskError(f"{task.root} and {seen[task.id]} are both named {task.id!r}", hint="Rename one.")
             seen[task.id] = task.root
-        self._order = EndlessOrder(len(self._tasks), seed)
+        self._order = EndlessOrder(len(self.tasks), seed)
 
     def next_tasks(self, count: int) -> list[Task]:
-        return [self._tasks[index] for index in self._order.take(count)]
+        return [self.tasks[index] for index in self._order.take(count)]
 
     def skip(self, count: int) -> None:
         self._order.skip(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import secrets
@@ -18,6 +19,7 @@ from agentrl.rollout.order import Order
 from agentrl.scheduler.policy import Policy
 from agentrl.tasks.chores import ChoresSource
 from agentrl.tasks.harbor import HarborSource
+from agentrl.wiring.images import require
 
 
 def model_path(recipe: Recipe) -> Path:
@@ -58,12 +60,16 @@ def policy_of(recipe: Recipe) -> Policy:
 
 
 def task_source(recipe: Recipe, folder: Path) -> ports.TaskSource:
-    """UserError where the tasks that the recipe names are not there or one of their folders is broken."""
+    """UserError where the tasks that the recipe names are not there, one of their folders is broken, or an image of
+    theirs is not there. Blocks, so call it where no event loop runs."""
     if recipe.tasks.source == "harbor":
         try:
-            return HarborSource(Path(recipe.tasks.path), seed=recipe.seed)
+            docker = recipe.sandbox.backend == "docker"
+            source = HarborSource(Path(recipe.tasks.path), seed=recipe.seed, images=docker)
         except TaskError as exc:
             raise UserError(f"tasks.path: {exc}", hint=exc.hint) from exc
+        asyncio.run(require(recipe, source.tasks))
+        return source
     return ChoresSource(folder / "tasks", kinds=recipe.tasks.kinds, instances=recipe.tasks.instances, seed=recipe.seed)
 
 

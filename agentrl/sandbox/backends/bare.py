@@ -36,7 +36,7 @@ _KILL_S = 5.0
 _POLL_S = 0.02
 _SHELL = """\
 exec 2>&1
-cd "$1" 2>/dev/null || { echo "sandbox: cannot start the command: no folder $1"; exit 126; }
+[ -z "$1" ] || cd "$1" 2>/dev/null || { echo "sandbox: cannot start the command: no folder $1"; exit 126; }
 [ -x /bin/bash ] && exec /bin/bash -c "$0"
 exec /bin/sh -c "$0"
 """
@@ -57,7 +57,7 @@ class BareBox:
 
     def __init__(self, spec: BoxSpec, dockerd: Dockerd, config: Mapping[str, Any], named: Named, image: str) -> None:
         self._spec, self._dockerd, self._named, self._image = spec, dockerd, named, image
-        self.writable = sorted({*_WRITABLE, spec.workdir} - {"/"})
+        self.writable = sorted({*_WRITABLE, spec.workdir} - {"/", ""})
         size = f"rw,exec,nosuid,nodev,size={spec.limits.disk_mb}m"
         tmpfs = {folder: size + (",mode=1777" if folder in ("/tmp", "/var/tmp") else "") for folder in self.writable}
         self._config = {**config, "tmpfs": tmpfs, "shm_size": f"{spec.limits.disk_mb}m", "init": True}

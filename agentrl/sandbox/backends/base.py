@@ -19,7 +19,7 @@ class BoxSpec(Record):
     id: str
     label: str
     limits: Limits
-    workdir: str = "/work"
+    workdir: str = "/work"  # empty: the image's own
     env: dict[str, str] = {}
     trusted: bool = False
     image: str = ""

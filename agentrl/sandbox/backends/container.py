@@ -147,7 +147,7 @@ async def launch(
     def act(client: Any) -> str:
         made = client.create_container(
             image, name=name, labels=dict(labels), entrypoint=command[:1], command=command[1:], hostname="sandbox",
-            user=user, working_dir="/", stdin_open=stdin, host_config=client.create_host_config(**config),
+            user=user, stdin_open=stdin, host_config=client.create_host_config(**config),
         )["Id"]  # fmt: skip
         client.start(made)
         return str(made)

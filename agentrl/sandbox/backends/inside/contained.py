@@ -43,6 +43,7 @@ def _make_box(handles: list[int]) -> init.Box:
     attributes = "trusted" if _real_root() else "user"
     template = rootfs.Template(image, base, [], attributes, turn=kernel.move_here)  # Docker's filter bars pivot_root
     inside = room.Room(template, os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+    image_workdir = os.getcwd()
     texts = {path: _text(path) for path in _COPIED}
     image_env = {name: value for name, value in os.environ.items() if name not in _OURS}
     policy = supervisor.Policy(workdir="/", env=image_env, oom=handles[-1] if handles else -1)
@@ -52,8 +53,8 @@ def _make_box(handles: list[int]) -> init.Box:
     def renew(request: wire.Head) -> None:
         if pair and request["cpus"]:
             cgroups.move(pair[0], request["cpus"])
-        policy.workdir, policy.env = request["workdir"], image_env | request["env"]
-        policy.shell = inside.renew(workdir=request["workdir"], disk_bytes=request["disk_mb"] << 20, texts=texts)
+        policy.workdir, policy.env = request["workdir"] or image_workdir, image_env | request["env"]
+        policy.shell = inside.renew(workdir=policy.workdir, disk_bytes=request["disk_mb"] << 20, texts=texts)
 
     def enter() -> None:
         inside.enter()
