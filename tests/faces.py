@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,10 +30,23 @@ class Served:
     url: str
     desk: TrainerDesk
     store: DiskWeightStore
+    inbox: WeightInbox
+    version: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def until(self, version: int, within_s: float = 60.0) -> None:
+        """That many steps are acknowledged."""
+        async with asyncio.timeout(within_s), self.changed:
+            await self.changed.wait_for(lambda: self.version >= version)
 
     async def steps(self, count: int, first: int = 0) -> list[StepReport]:
         """Batch i for version i, each when the one before is acknowledged; then the run is over."""
-        reports = [await self.desk.step(make_batch(id=i, version=i, siblings=8)) for i in range(first, first + count)]
+        reports = []
+        for i in range(first, first + count):
+            reports.append(await self.desk.step(make_batch(id=i, version=i, siblings=8)))
+            async with self.changed:
+                self.version = reports[-1].version
+                self.changed.notify_all()
         await self.desk.aclose()
         return reports
 
@@ -62,7 +75,7 @@ async def served(run: Path, model: Path) -> AsyncIterator[Served]:
     face = Face(driver, desk, TOKEN, bound.set_result, recipe=RECIPE, inbox=inbox)
     server = asyncio.ensure_future(face.service(0)(driver.post))
     try:
-        yield Served(await bound, desk, store)
+        yield Served(await bound, desk, store, inbox)
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)

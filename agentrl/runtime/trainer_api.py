@@ -6,6 +6,7 @@ The routes are those of `agentrl.wire`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeVar
@@ -78,9 +79,10 @@ class TrainerFace:
         return _json(wire.Received(have=have))
 
     async def _pieces(self, request: web.Request) -> AsyncIterator[bytes]:
-        async for piece in request.content.iter_chunked(_PIECE):
-            self._driver.progressed()
-            yield piece
+        with contextlib.suppress(ConnectionError):  # what has come is kept; the sender asks how much that is
+            async for piece in request.content.iter_chunked(_PIECE):
+                self._driver.progressed()
+                yield piece
 
     async def _weights(self, request: web.Request) -> web.StreamResponse:
         version, name = Version(int(request.match_info["version"])), request.match_info["name"]
