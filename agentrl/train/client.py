@@ -56,6 +56,8 @@ class RunClient:
         """url: `http://HOST:PORT` or `unix:///path/to/socket`."""
         self._unix = url.removeprefix("unix://") if url.startswith("unix://") else ""
         self._base = "http://run" if self._unix else url.rstrip("/")
+        if not token.isascii() or not token.isprintable() or not token:
+            raise UserError("this is no token", hint="It is what the file `token` of the run's folder holds.")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._trainer = trainer
         self._patience_s = patience_s

@@ -73,6 +73,8 @@ def remote_run(url: str, token_file: Path, name: str, *, runs: Path = RUNS) -> L
         token = token_file.read_text().strip()
     except OSError as exc:
         raise UserError(f"{token_file}: {exc.strerror}", hint="copy the file `token` of the run's folder here") from exc
+    if not token.isascii() or not token.isprintable() or not token:
+        raise UserError(f"{token_file}: holds no token", hint="copy the file `token` of the run's folder here")
     folder = runs / f"{name}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     return LiveRun(folder=str(folder), url=url.rstrip("/"), token=token, remote=True)
