@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import socket
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 from agentrl.errors import AgentRLError, DeadlineError, EngineLost, UnavailableError, UserError
 from agentrl.ports import Host, Process
 from agentrl.recipe.schema import Engines
-from agentrl.records import EngineInfo, Record, Version
+from agentrl.records import EngineInfo, Version
 from agentrl.serve.sglang import SGLangEngine
+from agentrl.serve.staging import Folders, Here
 
 LOOPBACK = "127.0.0.1"
 PORT_ATTEMPTS = 3  # a free port may be taken between its choice and its use
@@ -95,12 +94,9 @@ def sglang_env(engines: Engines) -> dict[str, str]:
     return {**SGLANG_ENV, **engines.env}
 
 
-def sglang_config(path: Path, token: str) -> None:
+def sglang_config(token: str) -> bytes:
     """SGLang takes its key from the command line, which every user of a machine can read, or from this file."""
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        json.dump({"api-key": token}, file)
+    return json.dumps({"api-key": token}).encode()
 
 
 async def start_engine(
@@ -113,11 +109,15 @@ async def start_engine(
     context_tokens: int,
     run_dir: str,
     token_file: str,
+    label: str = "",
+    folders: Folders | None = None,
 ) -> tuple[SGLangEngine, EngineInfo, Process]:
     """Start engine `name` with the weights of `version` and wait until it has proved that it serves them.
 
-    Its log is `run_dir/logs/NAME.log`. UnavailableError with the log's tail where it ends, or is not ready within
-    `engines.start_timeout_s`; then nothing of it is left. The caller closes the client and stops the process.
+    All paths are the host's. Its log is `run_dir/logs/NAME.log`. label: by which the host knows its process, unique
+    there; a leftover is ended first. folders: how its later weights get there. UnavailableError with the log's tail
+    where it ends, or is not ready within `engines.start_timeout_s`; then nothing of it is left. The caller closes the
+    client and stops the process.
     """
     launch = _Launch(
         engines=engines,
@@ -127,12 +127,15 @@ async def start_engine(
         context_tokens=context_tokens,
         run_dir=run_dir,
         token_file=token_file,
-        token=_token(token_file),
+        token=await _token(host, token_file),
         served_name=f"agentrl-{name}-{secrets.token_hex(8)}",
+        python=host.python,
+        label=label or name,
+        folders=folders or Here(),
     )
     for attempt in range(PORT_ATTEMPTS):
         try:
-            return await _start(host, launch, _port(engines, name))
+            return await _start(host, launch, _fixed_port(engines, name) or await host.free_port())
         except UnavailableError as exc:
             taken = "address already in use" in str(exc).lower()
             if not taken or engines.base_port or attempt == PORT_ATTEMPTS - 1:
@@ -140,7 +143,8 @@ async def start_engine(
     raise AssertionError("unreachable")
 
 
-class _Launch(Record):
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
     """What one engine is to be."""
 
     engines: Engines
@@ -152,10 +156,17 @@ class _Launch(Record):
     token_file: str
     token: str
     served_name: str
+    python: str
+    label: str
+    folders: Folders
 
     @property
     def log(self) -> str:
-        return str(Path(self.run_dir) / "logs" / f"{self.name}.log")
+        return f"{self.run_dir}/logs/{self.name}.log"
+
+    @property
+    def config_file(self) -> str:
+        return f"{self.run_dir}/{self.name}.sglang.yaml"
 
     def command(self, port: int) -> tuple[list[str], dict[str, str]]:
         """argv and environment."""
@@ -168,26 +179,29 @@ class _Launch(Record):
                 context_tokens=self.context_tokens,
                 token_file=self.token_file,
                 served_name=self.served_name,
+                python=self.python,
             )
             return argv, {}
-        config_file = Path(self.run_dir) / f"{self.name}.sglang.yaml"
-        sglang_config(config_file, self.token)
         argv = sglang_command(
             self.engines,
             self.model_path,
             port,
             version=self.version,
             context_tokens=self.context_tokens,
-            config_file=str(config_file),
+            config_file=self.config_file,
             served_name=self.served_name,
+            python=self.engines.python or self.python,
         )
         return argv, sglang_env(self.engines)
 
 
 async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, EngineInfo, Process]:
     argv, env = launch.command(port)
-    process = await host.start(argv, log=launch.log, env=env, label=launch.name)
-    engine = _client(launch.name, f"http://{LOOPBACK}:{port}", launch.token, launch.engines)
+    if launch.engines.kind == "sglang":
+        await host.write(launch.config_file, sglang_config(launch.token))
+    process = await host.start(argv, log=launch.log, env=env, label=launch.label)
+    url = f"http://{await host.reach(f'{LOOPBACK}:{port}')}"
+    engine = _client(launch.name, url, launch.token, launch.engines, folders=launch.folders)
     try:
         return engine, await _prove(engine, process, launch), process
     except BaseException as exc:
@@ -196,15 +210,15 @@ async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, 
         if isinstance(exc, AgentRLError):
             tail = await _tail(host, launch.log)
             message = f"engine {launch.name} did not start: {exc}\n{tail}"
-            raise UnavailableError(message, hint=f"See {launch.log}.") from exc
+            raise UnavailableError(message, hint=f"See {launch.log} on {host.name}.") from exc
         raise
 
 
 async def attach_engine(
-    name: str, url: str, token: str, engines: Engines, *, namespace: str = ""
+    name: str, url: str, token: str, engines: Engines, *, namespace: str = "", folders: Folders | None = None
 ) -> tuple[SGLangEngine, EngineInfo]:
     """An engine that somebody else started and stops. UnavailableError where it does not serve."""
-    engine = _client(name, url, token, engines, namespace)
+    engine = _client(name, url, token, engines, namespace, folders)
     try:
         return engine, await engine.info(deadline_s=engines.admin_timeout_s)
     except BaseException as exc:
@@ -214,7 +228,9 @@ async def attach_engine(
         raise
 
 
-def _client(name: str, url: str, token: str, engines: Engines, namespace: str = "") -> SGLangEngine:
+def _client(
+    name: str, url: str, token: str, engines: Engines, namespace: str = "", folders: Folders | None = None
+) -> SGLangEngine:
     return SGLangEngine(
         name,
         url,
@@ -222,6 +238,7 @@ def _client(name: str, url: str, token: str, engines: Engines, namespace: str = 
         request_timeout_s=engines.request_timeout_s,
         admin_timeout_s=engines.admin_timeout_s,
         namespace=namespace,
+        folders=folders,
     )
 
 
@@ -269,18 +286,14 @@ async def _tail(host: Host, log: str) -> str:
         return ""
 
 
-def _token(token_file: str) -> str:
+async def _token(host: Host, token_file: str) -> str:
     try:
-        return Path(token_file).read_text().strip()
-    except OSError as exc:
-        raise UserError(f"{token_file}: {exc.strerror}", hint="The engines' token must be in this file.") from exc
+        return (await host.read(token_file)).decode().strip()
+    except FileNotFoundError as exc:
+        raise UserError(f"{token_file}: no such file", hint="The engines' token must be in this file.") from exc
 
 
-def _port(engines: Engines, name: str) -> int:
-    """base_port + the number at the end of the engine's name, or a port that is free now."""
-    if engines.base_port:
-        digits = name[len(name.rstrip("0123456789")) :]
-        return engines.base_port + int(digits or 0)
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+def _fixed_port(engines: Engines, name: str) -> int:
+    """base_port + the number at the end of the engine's name; 0: any that is free."""
+    digits = name[len(name.rstrip("0123456789")) :]
+    return engines.base_port and engines.base_port + int(digits or 0)

@@ -31,7 +31,7 @@ class SGLangEngine:
     request_timeout_s and admin_timeout_s cap what a caller's own deadline allows for a generation and for each step of
     a pause, load or continue. namespace: of cached histories, for an engine that serves more than one run in its life:
     version 3 of one is not version 3 of another. checksums: ask for the weights' checksum after each swap; on a large
-    model that is work for its GPUs.
+    model that is work for its GPUs. folders: how weights get to its machine; default: it is this one.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class SGLangEngine:
         admin_timeout_s: float = 60.0,
         namespace: str = "",
         checksums: bool = True,
+        folders: staging.Folders | None = None,
     ) -> None:
         self._name = name
         self._url = url.rstrip("/")
@@ -51,6 +52,7 @@ class SGLangEngine:
         self._request_timeout_s = request_timeout_s
         self._admin_timeout_s = admin_timeout_s
         self._checksums = checksums
+        self._folders = folders or staging.Here()
         self._namespace = namespace
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -85,7 +87,7 @@ class SGLangEngine:
         found = self._sane(lambda: wire.info(server, model))
         self._embedded, self._in_flight = server.embedded, server.in_flight
         self._holds = model.model_path
-        self._vocab = server.vocab_size or await asyncio.to_thread(staging.vocabulary, self._holds)
+        self._vocab = server.vocab_size or await self._folders.vocabulary(self._holds)
         if self._version == known:  # else a swap ended meanwhile and knows better
             self._version = found.version
         return found
@@ -206,12 +208,12 @@ class SGLangEngine:
         started = time.monotonic()
         try:
             async with asyncio.timeout(deadline_s):
-                await asyncio.to_thread(staging.verify, path, version)
+                there = await self._folders.bring(path, version)
         except TimeoutError as exc:
             raise DeadlineError(f"{path}: not read within {deadline_s:.1f} s", hint="Is the disk slow?") from exc
         if self._embedded:
             left_s = deadline_s - (time.monotonic() - started)
-            await self._load("/stage_weights", {"model_path": path}, left_s)
+            await self._load("/stage_weights", {"model_path": there}, left_s)
         return time.monotonic() - started
 
     async def swap(
@@ -228,12 +230,15 @@ class SGLangEngine:
         lost = self._lost_tokens if regenerate else 0
         return LoadReport(version=version, stage_s=0.0, pause_s=pause_s, lost_tokens=lost, checksum=checksum)
 
-    async def _look_at(self, path: str, deadline_s: float) -> None:
+    async def _look_at(self, path: str, version: Version, deadline_s: float) -> str:
+        """The version's folder on the engine's machine; DataError where the engine could not take it."""
         try:
             async with asyncio.timeout(deadline_s):
                 # the first version is the user's: it may hold what our trainer does not write, such as a draft layer
                 complete = self._version not in (None, 0)
-                await asyncio.to_thread(staging.fits, path, self._holds, complete=complete)
+                there = await self._folders.find(path, version)
+                await self._folders.fits(there, self._holds, complete=complete)
+                return there
         except DataError as exc:
             raise DataError(f"engine {self._name} at {self._url} was refused it: {exc}", hint=exc.hint) from exc
         except TimeoutError as exc:
@@ -251,7 +256,7 @@ class SGLangEngine:
         """
         self._settled.clear()
         try:
-            await self._look_at(path, end - time.monotonic())
+            there = await self._look_at(path, version, end - time.monotonic())
             began = time.monotonic()
             if regenerate:
                 with contextlib.suppress(TimeoutError):
@@ -259,7 +264,7 @@ class SGLangEngine:
                         await self._quiet.wait()
                 began = time.monotonic()
             await self._pause("abort" if regenerate else "in_place", end - began)
-            body = {"model_path": path, "flush_cache": False, "weight_version": str(version)}
+            body = {"model_path": there, "flush_cache": False, "weight_version": str(version)}
             await self._load("/update_weights_from_disk", body, end - time.monotonic())
             self._version = version
         finally:

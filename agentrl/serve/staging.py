@@ -2,14 +2,21 @@
 
 SGLang cannot be left to find out: a folder that it cannot read to the end ends the whole engine (0.5.23 rolls back to
 the folder it has just failed to read).
+
+`python -m agentrl.serve.staging` does the same on the engine's own machine: a JSON list [check, argument ...] on
+standard input, `Answer` on standard output.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,6 +28,42 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
 Layout = dict[str, tuple[int, ...]]  # tensor name -> shape
+
+
+class Folders(Protocol):
+    """Folders of versions on an engine's machine. `path` is a folder here, `there` and `held` are folders there.
+
+    Calls raise DataError for what is absent, damaged or does not fit, UnavailableError where that machine is gone.
+    """
+
+    async def bring(self, path: str, version: Version) -> str:
+        """The folder there that holds what `path` holds, whole and read to its end."""
+        ...
+
+    async def find(self, path: str, version: Version) -> str:
+        """Likewise; what was brought before is not read again."""
+        ...
+
+    async def fits(self, there: str, held: str, *, complete: bool) -> None: ...
+
+    async def vocabulary(self, there: str) -> int | None: ...
+
+
+class Here:
+    """`Folders` of an engine on this machine."""
+
+    async def bring(self, path: str, version: Version) -> str:
+        await asyncio.to_thread(verify, path, version)
+        return path
+
+    async def find(self, path: str, version: Version) -> str:
+        return path
+
+    async def fits(self, there: str, held: str, *, complete: bool) -> None:
+        await asyncio.to_thread(fits, there, held, complete=complete)
+
+    async def vocabulary(self, there: str) -> int | None:
+        return await asyncio.to_thread(vocabulary, there)
 
 
 def verify(path: str, version: Version) -> int:
@@ -129,3 +172,31 @@ def _manifest(folder: Path, version: Version) -> dict[str, str]:
     if manifest.version != version:
         raise DataError(f"{file}: is of version {manifest.version}, not {version}")
     return {name: digest for name, digest, _ in manifest.files}
+
+
+class Answer(msgspec.Struct):
+    """value: what the check returned. error: of a DataError."""
+
+    value: Any = None
+    error: str = ""
+    hint: str = ""
+
+
+CHECKS: dict[str, Callable[..., Any]] = {
+    "verify": lambda path, version: verify(path, Version(version)),
+    "fits": lambda there, held, complete: fits(there, held, complete=complete),
+    "vocabulary": vocabulary,
+}
+
+
+def main() -> None:
+    check, *arguments = msgspec.json.decode(sys.stdin.buffer.read())
+    try:
+        answer = Answer(value=CHECKS[check](*arguments))
+    except DataError as exc:
+        answer = Answer(error=str(exc), hint=exc.hint)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()
