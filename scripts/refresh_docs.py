@@ -13,23 +13,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.import_law import import_law  # noqa: E402 - the path comes first
-from scripts.loop_picture import PAGE, picture  # noqa: E402
+from scripts import grafana_dashboard, loop_picture  # noqa: E402 - the path comes first
+from scripts.import_law import import_law  # noqa: E402
 from scripts.module_map import module_map  # noqa: E402
 from scripts.recipe_reference import reference  # noqa: E402
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/loop.svg": {},
+    "docs/grafana.json": {},
     "docs/recipes.md": {"recipe keys": reference},
     "docs/architecture.md": {"import law": import_law, "modules": module_map},
 }
 
 
+WHOLE = {loop_picture.PAGE: loop_picture.picture, grafana_dashboard.PAGE: grafana_dashboard.dashboard}
+
+
 def fresh(name: str) -> tuple[str, str]:
     """The page as it is, and as it should be."""
     was = page = (ROOT / name).read_text()
-    if ROOT / name == PAGE:
-        return was, picture()
+    if ROOT / name in WHOLE:
+        return was, WHOLE[ROOT / name]()
     for title, make in PAGES[name].items():
         begin, end = f"<!-- {title}: made by scripts/refresh_docs.py -->", f"<!-- end of {title} -->"
         head, found, rest = page.partition(begin)

@@ -19,7 +19,16 @@ from agentrl.records import (
     Turn,
     Version,
 )
-from agentrl.runtime.status import DownStatus, EngineStatus, Frame, GroupStatus, MemberStatus, Status, StepStatus
+from agentrl.runtime.status import (
+    DownStatus,
+    EngineStatus,
+    Frame,
+    GroupStatus,
+    MemberStatus,
+    RankStatus,
+    Status,
+    StepStatus,
+)
 
 NOW = 1_504.0
 TASKS = ("swe/django-11099", "swe/astropy-6938", "chores/largest-0050", "term/fix-permissions", "swe/sympy-20154")
@@ -38,7 +47,23 @@ def engine(name: str, version: int, **more: Any) -> EngineStatus:
         "tokens_per_s": 1_840.0,
         "prefix_reuse": 0.93,
     }
-    return EngineStatus(name=name, version=Version(version), **(given | more))
+    given |= more
+    given.setdefault("ranks", tuple(rank(i, given) for i in range(2)))
+    return EngineStatus(name=name, version=Version(version), **given)
+
+
+def rank(index: int, engine: dict[str, Any]) -> RankStatus:
+    """One of two; the first has more to do."""
+    share = 0.6 - 0.2 * index
+    counted = ("conversations", "running", "waiting", "kv_used_tokens")
+    return RankStatus(
+        rank=index,
+        slots=engine["slots"] // 2,
+        kv_total_tokens=engine["kv_total_tokens"] // 2,
+        tokens_per_s=share * engine["tokens_per_s"],
+        prefix_reuse=engine["prefix_reuse"],
+        **{name: round(share * engine[name]) for name in counted},
+    )
 
 
 def host(name: str, **queued: int) -> SandboxHostStatus:

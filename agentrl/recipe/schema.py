@@ -188,6 +188,12 @@ class Publish(Section):
     keep_versions: Positive = 3  # the newest, on disk
 
 
+class Telemetry(Section):
+    port: Natural = 0  # of the run's HTTP face, with /metrics for Prometheus; 0: a free one, which is in the file `url`
+    tensorboard: bool = False  # each step's figures into the run's folder `tensorboard/`; needs agentrl[tensorboard]
+    wandb: str = ""  # project at Weights & Biases for the same; empty: none; needs agentrl[wandb]
+
+
 class Recipe(Section):
     name: str  # names the run's folder
     seed: Natural = 0  # of the order of tasks, and of the trainer
@@ -203,6 +209,7 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     train: Train = Train()
     publish: Publish = Publish()
+    telemetry: Telemetry = Telemetry()
     hosts: tuple[HostSpec, ...] = ()  # machines that engines and sandboxes run on; none: this one
 
     @property

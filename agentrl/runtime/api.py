@@ -1,6 +1,7 @@
 """The run's HTTP face, on loopback with a token: status, event stream, trainers, pause, drain.
 
 GET  /v1/status            Status
+GET  /metrics              for Prometheus
 GET  /v1/events            server-sent events: {"now", "event", "commands"} as they happen
 POST /v1/pause {"on": b}   no new attempts and batches until {"on": false}
 POST /v1/drain             stop soon, leave a resumable run
@@ -26,8 +27,9 @@ from agentrl.errors import AgentRLError
 from agentrl.records import Version
 from agentrl.runtime.desk import LeaseGone, RunOver, TrainerDesk, WrongVersion
 from agentrl.runtime.loop import Driver, Service
+from agentrl.runtime.metrics import CONTENT_TYPE, Metrics
 from agentrl.runtime.recent import Recent
-from agentrl.runtime.status import picture
+from agentrl.runtime.status import Status, picture
 from agentrl.runtime.trainer_api import TrainerFace
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -93,13 +95,14 @@ class Face:
         self._token = token
         self._bound = bound
         self.stream = Stream()
-        self._recent = Recent()
+        self.recent = Recent()
+        self.metrics: Metrics | None = None
         self._recipe = recipe
         self._trainers = TrainerFace(driver, desk, inbox)
 
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command]) -> None:
         """What the driver did, after it did it."""
-        self._recent.heard(now, event, commands, self._driver.core)
+        self.recent.heard(now, event, commands, self._driver.core)
         self.stream.publish(now, event, commands)
 
     def service(self, port: int, *, linger_s: float = 0.0) -> Service:
@@ -126,6 +129,7 @@ class Face:
         app.add_routes(
             [
                 web.get("/v1/status", self._status),
+                web.get("/metrics", self._told_metrics),
                 web.get("/v1/events", self._events),
                 web.get(wire.VERSIONS, self._versions),
                 web.get(wire.RECIPE, self._told_recipe),
@@ -151,9 +155,17 @@ class Face:
         except (msgspec.DecodeError, AgentRLError) as exc:
             return _problem(400, str(exc))
 
-    async def _status(self, request: web.Request) -> web.Response:
+    def picture(self) -> Status:
         world = self._driver.world
-        return _json(picture(self._driver.core, world.clock(), self._recent))
+        return picture(self._driver.core, world.clock(), self.recent, loop_lag_s=world.lag.worst_s)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _json(self.picture())
+
+    async def _told_metrics(self, request: web.Request) -> web.Response:
+        if self.metrics is None:
+            return _problem(404, "this run has no metrics")
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _versions(self, request: web.Request) -> web.Response:
         core = self._driver.core

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentrl import ports
 from agentrl.errors import AgentRLError, SandboxLost, UnavailableError, classify
 from agentrl.records import AttemptId, Batch, Blame, LoadReport, StepReport, Task, TaskId, Trajectory, Turn, Version
+from agentrl.runtime.lag import LoopLag
 from agentrl.runtime.masking import masked
 from agentrl.runtime.placement import Cell
 from agentrl.runtime.player import Heard, Player
@@ -60,6 +61,7 @@ class World:
     admin_s: float
     regenerate: bool = False
     grace_s: float = 0.0
+    lag: LoopLag = field(default_factory=LoopLag)
 
 
 @dataclass

@@ -16,6 +16,7 @@ import msgspec
 
 from agentrl.records import AttemptId, Batch, GroupId, LoadReport, StepReport, Trajectory, Turn, Version
 from agentrl.runtime.loop import Listener
+from agentrl.runtime.metrics import Metrics
 from agentrl.runtime.trace import Trace
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -54,6 +55,7 @@ class Telemetry(Listener):
         shown: Callable[[dict[str, Any]], None] = lambda step: None,
     ) -> None:
         self.stream: Callable[[float, news.Event, Sequence[orders.Command]], None] | None = None
+        self.metrics: Metrics | None = None
         self._folder = folder
         self._head = head
         self._clock = clock
@@ -69,6 +71,7 @@ class Telemetry(Listener):
         self._cut: dict[int, tuple[float, float]] = {}  # batch -> (when it was cut, how long the trainer had waited)
         self._cut_before = 0.0
         self._finished: dict[Version, float] = {}
+        self._lag, self._lag_told = 0.0, 0.0  # the worst look since one was told
         self._restore()
         self.trace = Trace(folder / "trace.json")
 
@@ -83,10 +86,14 @@ class Telemetry(Listener):
         total.turns_regenerated += turn.regenerated
         self._by_group[attempt.group] += sampled
         self.trace.turn(attempt, turn, self._clock())
+        if self.metrics is not None:
+            self.metrics.turn(turn)
 
     def ended(self, trajectory: Trajectory) -> None:
         self._sum.completed += 1
         self._sum.completed_tokens += len(trajectory.tokens)
+        if self.metrics is not None:
+            self.metrics.ended(trajectory)
 
     def stepped(self, batch: Batch, report: StepReport) -> None:
         now = self._clock()
@@ -103,6 +110,14 @@ class Telemetry(Listener):
         with (self._folder / "metrics.jsonl").open("ab") as lines:
             lines.write(msgspec.json.encode(step) + b"\n")
         self._shown(step)
+
+    def lagged(self, seconds: float) -> None:
+        """How late the event loop was at a look; a counter in the trace, once a second where it is nothing new."""
+        now = self._clock()
+        self._lag = max(self._lag, seconds)
+        if now - self._lag_told >= 1.0:
+            self.trace.lagged(now, self._lag)
+            self._lag, self._lag_told = 0.0, now
 
     def staged(self, engine: str, version: Version, seconds: float) -> None:
         self._stage_s[engine, version] = seconds
@@ -214,12 +229,7 @@ class Telemetry(Listener):
             "trainable_per_min": _ratio(60.0 * total.trained_trajectories, now),
             "prefix_reuse": _ratio(total.cached, total.reusable),
             "length_ratio": self._length_ratio(),
-            "tokens": {
-                "generated": total.generated,
-                "observed": total.observed,
-                "trained": total.trained,
-                "wasted": total.wasted,
-            },
+            "tokens": self.tokens(),
             "groups": {
                 "admitted": book.admitted,
                 "completed": book.completed,
@@ -241,6 +251,11 @@ class Telemetry(Listener):
             "ledger_balanced": book.admitted == book.trained + dropped + still_open,
             "totals": msgspec.to_builtins(total),
         }
+
+    def tokens(self) -> dict[str, int]:
+        """Since the run began, by what became of them."""
+        total = self._sum
+        return {name: getattr(total, name) for name in ("generated", "observed", "trained", "wasted")}
 
     def write(self, core: Core, now: float) -> None:
         """summary.json, whole and atomically."""

@@ -21,6 +21,7 @@ _LANE_WAIT_S = 1.0
 _KV = 0.9
 _SHORT = 0.9
 _STALE = 0.05
+_LAG_S = 0.5  # that the run's event loop is late: noticeable beside a turn
 
 
 class Advice(Record):
@@ -50,6 +51,7 @@ def _alarms(history: Sequence[Status]) -> Iterator[Advice]:
     yield from _halted(status)
     yield from _fallen(status)
     yield from _failing(status)
+    yield from _late_loop(status)
     yield from _trainer(status)
     yield from _stuck_engines(history)
     yield from _straggler(status)
@@ -80,6 +82,13 @@ def _failing(status: Status) -> Iterator[Advice]:
     if status.failing >= 3:
         saw = f"{status.failing} attempts failed in a row, the last one {status.last_fault}"
         yield _alarm("failing", saw, "see the host and the engine that it names", "schedule.retries")
+
+
+def _late_loop(status: Status) -> Iterator[Advice]:
+    if status.loop_lag_s > _LAG_S:
+        saw = f"the run's own event loop is up to {status.loop_lag_s:.1f} s late: every conversation waits for it"
+        change = "leave `agentrl run` a CPU of its own, or fewer conversations"
+        yield _alarm("loop-lag", saw, change, "sandbox.serving_cpus, window.attempts")
 
 
 def _trainer(status: Status) -> Iterator[Advice]:

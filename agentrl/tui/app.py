@@ -19,7 +19,7 @@ from agentrl.records import GroupId
 from agentrl.runtime.status import Frame, GroupStatus, Status
 from agentrl.tui import fleet, groups, log, panels
 from agentrl.tui.advice import advise
-from agentrl.tui.draw import DIM, STRONG, ends, line, took
+from agentrl.tui.draw import DIM, FAIR, STRONG, ends, line, took
 from agentrl.tui.feed import Feed
 from agentrl.tui.screens import Ask, Drill, GroupScreen, Help, TurnsScreen
 from agentrl.tui.widgets import Panel
@@ -27,6 +27,7 @@ from agentrl.tui.widgets import Panel
 _PICTURES = 120  # that advice and trends look back on
 _APART_S = 1.0  # of the run's clock, between two that are kept
 _ENTRIES = 1_000
+_LATE_S = 0.1  # an event loop that is later than that is worth a word
 _SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _THEMES = {"terminal": "ansi-dark", "dark": "textual-dark", "light": "textual-light"}
 _PANELS = ("batch", "freshness", "engines", "lanes", "groups", "log")
@@ -125,6 +126,7 @@ class Top(App[None]):
             f"step {status.step}/{status.steps}",
             f"v{status.version}",
             f"{status.attempts} conversations",
+            Text(f"loop {1e3 * status.loop_lag_s:.0f} ms late" if status.loop_lag_s > _LATE_S else "", style=FAIR),
             Text(self._note, style="reverse" if self._note else ""),
         )
         return [ends(left, Text(f"{how}  {took(status.now_s)}", style=DIM), width)]

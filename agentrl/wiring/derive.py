@@ -101,7 +101,8 @@ def identity(recipe: Recipe) -> str:
 
     The scheduler's policy counts as a whole, since parts of it follow from how the run is served.
     """
-    stable = msgspec.structs.replace(recipe, steps=1, engines=type(recipe.engines)(), sandbox=type(recipe.sandbox)())
+    served = {name: type(getattr(recipe, name))() for name in ("engines", "sandbox", "telemetry")}
+    stable = msgspec.structs.replace(recipe, steps=1, **served)
     policy = msgspec.structs.replace(policy_of(recipe), steps=1)
     return hashlib.sha256(msgspec.json.encode((stable, policy))).hexdigest()[:16]
 

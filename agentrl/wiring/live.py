@@ -28,7 +28,9 @@ from agentrl.runtime.api import Face
 from agentrl.runtime.collector import Collector
 from agentrl.runtime.desk import TrainerDesk
 from agentrl.runtime.effects import World
+from agentrl.runtime.lag import LoopLag
 from agentrl.runtime.loop import Driver, Service
+from agentrl.runtime.metrics import Metrics
 from agentrl.runtime.player import LivePlayer
 from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, RunningEngine, RunningHost, keep_trainer
 from agentrl.runtime.telemetry import Telemetry
@@ -42,8 +44,9 @@ from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
 from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine, token_of
 from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
-from agentrl.wiring.machine import check_ports
+from agentrl.wiring.machine import check_face, check_ports
 from agentrl.wiring.models import check_model
+from agentrl.wiring.trackers import Shown, trackers
 from agentrl.wiring.trainer import trainer_ended
 
 log = logging.getLogger("agentrl.wiring")
@@ -95,6 +98,7 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     engine_token = token_of(recipe.engines)
     tasks = task_source(recipe, folder)
     check_ports(recipe.engines)
+    check_face(recipe.telemetry.port)
     _make(folder / "logs")
     journal = SqliteJournal.open(folder / "run.sqlite", recipe=identity(recipe))
     store = DiskWeightStore(str(folder / "weights"))
@@ -136,6 +140,7 @@ async def build_live(
     """
     ready = await asyncio.to_thread(_prepare, recipe, folder)
     try:
+        heard = Shown(shown, await asyncio.to_thread(trackers, recipe, folder))
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
         desk = TrainerDesk(Version(0), clock)
@@ -144,7 +149,7 @@ async def build_live(
         world = _world(recipe, ready, hosts, trainer, clock)
         head = {"recipe": recipe.name, "seed": recipe.seed, "mode": "live"}
         telemetry = Telemetry(
-            folder, head, clock, order=recipe.publish.order, in_flight=recipe.publish.in_flight, shown=shown
+            folder, head, clock, order=recipe.publish.order, in_flight=recipe.publish.in_flight, shown=heard
         )
         services: list[Service] = []
         driver = Driver(core, world, services, telemetry)
@@ -161,6 +166,7 @@ async def build_live(
             yield Run(driver, telemetry, recipe.steps, folder)
         finally:
             telemetry.close()
+            await asyncio.to_thread(heard.close)
             (folder / "url").unlink(missing_ok=True)
     finally:
         await ready.journal.aclose()
@@ -336,6 +342,10 @@ class _Parts:
             inbox=WeightInbox(self.ready.store, str(self.folder / "weights")),
         )
         telemetry.stream = face.heard
+        telemetry.metrics = face.metrics = Metrics(
+            face.picture, face.recent.rates, lambda: telemetry.steps, telemetry.tokens
+        )
+        driver.world.lag = LoopLag(telemetry.lagged)
 
         async def train(post: Callable[[news.Event], None]) -> None:
             address = await url
@@ -353,9 +363,10 @@ class _Parts:
 
             await keep_trainer(start, restarts=self.recipe.train.restarts)
 
+        port, watched = self.recipe.telemetry.port, driver.world.lag.watch
         if trainer:
-            return [face.service(0), train]
-        return [face.service(0, linger_s=_LINGER_S)]
+            return [watched, face.service(port), train]
+        return [watched, face.service(port, linger_s=_LINGER_S)]
 
 
 def _run_clock(offset: float) -> Callable[[], float]:

@@ -13,7 +13,7 @@ from agentrl.ports import Host
 from agentrl.recipe.schema import Engines
 from agentrl.sandbox.backends.inside import cgroups as groups
 
-__all__ = ["can_listen", "cgroups", "check_ports", "clock", "free_port", "gpus", "user", "writable"]
+__all__ = ["can_listen", "cgroups", "check_face", "check_ports", "clock", "free_port", "gpus", "user", "writable"]
 
 _TIME_ERROR = 5  # adjtimex: the kernel's clock is not synchronised
 _TIMEX_BYTES = 208
@@ -27,6 +27,15 @@ def can_listen(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+def check_face(port: int) -> None:
+    """UnavailableError where the port that the recipe names for the run's own face is taken."""
+    if port and not can_listen(port):
+        raise UnavailableError(
+            f"telemetry.port: port {port} is taken",
+            hint="end what listens there, choose another, or 0 for any free one",
+        )
 
 
 def check_ports(engines: Engines) -> None:
