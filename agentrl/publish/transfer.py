@@ -1,0 +1,156 @@
+"""Weights to a host, by files: a shared file system is used as it is, else what is missing there is sent over SFTP.
+
+While an engine serves, a version is brought beside it, checked file by file against its manifest, and named only once
+it is whole; the swap is from that folder. Versions that the run's store has pruned go there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrl.errors import DataError, UnavailableError, UserError
+from agentrl.ports import Host
+from agentrl.records import Version, WeightsManifest
+
+MANIFEST = "manifest.json"
+_COMMAND_S = 3_600.0  # reading a large model back; callers have deadlines of their own
+_PROBE_S = 20.0
+_AT_ONCE = 4  # files of one version on their way to one host
+
+
+class HostFolders:
+    """`serve.staging.Folders` of one host, for all of its engines. root: a folder there that is ours alone.
+
+    Calls have no deadline of their own: whoever calls has. A call that is cancelled leaves whole files to go on from.
+    """
+
+    def __init__(self, host: Host, root: str, *, shared: bool) -> None:
+        self._host = host
+        self._root = root
+        self._shared = shared
+        self._one = asyncio.Lock()  # engines of one host wait for one transfer
+        self._there: dict[str, str] = {}  # folder here -> folder there, of what was brought
+        self.sent_bytes = 0
+
+    async def bring(self, path: str, version: Version) -> str:
+        if self._shared:
+            await self._check("verify", path, version)
+            return path
+        async with self._one:
+            there = await self._copy(path, version)
+            self._there[path] = there
+            return there
+
+    async def find(self, path: str, version: Version) -> str:
+        if self._shared:
+            return path
+        return self._there.get(path) or await self.bring(path, version)
+
+    async def fits(self, there: str, held: str, *, complete: bool) -> None:
+        await self._check("fits", there, held, complete)
+
+    async def vocabulary(self, there: str) -> int | None:
+        found = await self._check("vocabulary", there)
+        return None if found is None else int(found)
+
+    async def _copy(self, path: str, version: Version) -> str:
+        here = Path(path)
+        listed = await asyncio.to_thread(_manifest, here, version)
+        name = _name(here)
+        order: dict[str, Any] = {"name": name, "files": listed.files}
+        missing = await self._receive(do="missing", **order)
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def send(file: str) -> None:
+            async with places:
+                target = f"{self._root}/.part-{name}/{file}"
+                await self._host.send(str(here / file), target, deadline_s=_COMMAND_S)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for file in missing:
+                    group.create_task(send(file))
+        except BaseExceptionGroup as failed:
+            first = failed.exceptions[0]
+            if not isinstance(first, UserError):  # what a host says of its disk is not the user's typing
+                raise first from failed
+            raise UnavailableError(
+                f"{self._host.name}: version {version} cannot be sent: {first}",
+                hint="free space there, or name another hosts.home",
+            ) from failed
+        self.sent_bytes += sum(size for file, _, size in listed.files if file in missing)
+        keep = [_name(folder) for folder in here.parent.glob("v*") if (folder / MANIFEST).is_file()]
+        manifest = (here / MANIFEST).read_text()
+        await self._receive(do="commit", **order, manifest=manifest, keep=keep)
+        return f"{self._root}/{name}"
+
+    async def _receive(self, **order: Any) -> Any:
+        return await self._ask(["agentrl.publish.receive", self._root], order)
+
+    async def _check(self, *check: Any) -> Any:
+        return await self._ask(["agentrl.serve.staging"], check)
+
+    async def _ask(self, module: list[str], order: Any) -> Any:
+        host = self._host
+        argv = [host.python, "-m", *module]
+        code, said = await host.run(argv, timeout_s=_COMMAND_S, stdin=msgspec.json.encode(order))
+        try:
+            answer = msgspec.json.decode(said)
+        except msgspec.MsgspecError:
+            raise UnavailableError(
+                f"{host.name}: {module[0]} ended with exit code {code}: {said.strip()[-500:]}",
+                hint="`agentrl doctor RECIPE` looks at the host",
+            ) from None
+        if answer.get("error"):
+            hint = answer.get("hint") or "Publish this version again."
+            raise DataError(f"{host.name}: {answer['error']}", hint=hint)
+        return answer["value"]
+
+
+async def folders_of(host: Host, weights: str, *, store: str, root: str) -> HostFolders:
+    """How versions of the store in the folder `store` get to a host. weights: auto, shared or copy (`hosts.weights`).
+
+    UserError where it shall be shared and is not.
+    """
+    shared = weights != "copy" and (host.local or await _sees(host, store))
+    if weights == "shared" and not shared:
+        raise UserError(
+            f"hosts.{host.name}.weights: shared, but {store} is not the same folder there",
+            hint='mount it there under the same path, or set weights = "copy"',
+        )
+    return HostFolders(host, root, shared=shared)
+
+
+async def _sees(host: Host, store: str) -> bool:
+    """Whether a file that is written here is there: an equal path alone proves nothing."""
+    mark = Path(store) / f".seen-{secrets.token_hex(8)}"
+    said = secrets.token_bytes(16)
+    await asyncio.to_thread(mark.write_bytes, said)
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            return await host.read(str(mark.absolute())) == said
+    except (FileNotFoundError, UserError):
+        return False
+    finally:
+        await asyncio.to_thread(mark.unlink)
+
+
+def _name(folder: Path) -> str:
+    """A version of the same number from another run is another folder there."""
+    return f"{folder.name}-{hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]}"
+
+
+def _manifest(folder: Path, version: Version) -> WeightsManifest:
+    try:
+        found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=WeightsManifest)
+    except (OSError, msgspec.MsgspecError) as exc:
+        raise DataError(f"{folder}: no complete version {version}: {exc}", hint="Publish this version again.") from exc
+    if found.version != version:
+        raise DataError(f"{folder}: is of version {found.version}, not {version}")
+    return found
