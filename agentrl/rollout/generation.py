@@ -44,9 +44,11 @@ class Generation:
         self.sampled.extend(reply.tokens, reply.logprobs, reply.spans)
         self.cut = reply.finish == "length"
         self.engine_s += seconds
-        self.queue_s += reply.queue_s
-        self.prefill_s += reply.prefill_s
-        self.decode_s += reply.decode_s
+        # parts are shares of what we measured: together never more, even where the engine's clock was set meanwhile
+        share = min(1.0, seconds / max(reply.queue_s + reply.prefill_s + reply.decode_s, 1e-9))
+        self.queue_s += share * reply.queue_s
+        self.prefill_s += share * reply.prefill_s
+        self.decode_s += share * reply.decode_s
 
 
 async def generate(

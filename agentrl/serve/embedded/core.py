@@ -7,7 +7,6 @@ share one forward pass; their slots, KV budgets and prefix caches are separate.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
@@ -19,7 +18,7 @@ from torch import Tensor
 from agentrl.serve.embedded.model import Kv, Model
 from agentrl.serve.embedded.options import Options
 from agentrl.serve.embedded.prefix import PrefixCache
-from agentrl.serve.embedded.request import Request
+from agentrl.serve.embedded.request import Request, now
 from agentrl.serve.embedded.sampling import Sampler
 from agentrl.serve.embedded.weights import Weights
 
@@ -68,7 +67,7 @@ class Rank:
         if blocks:
             self.kv.restore(row, self.pool, blocks)
         if not request.entered:
-            request.entered = time.time()
+            request.entered = now()
             request.cached = request.computed
             self.counters.prompt_tokens += request.prompt_tokens
             self.counters.cached_tokens += request.cached
@@ -265,15 +264,15 @@ class Core:
         self._accept(batch.requests, tokens, logprobs)
 
     def _accept(self, requests: list[Request], tokens: Tensor, logprobs: Tensor) -> None:
-        now = 0.0
+        at = 0.0
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             if not math.isfinite(logprob):
                 request.abort("the model's logits are not finite", 500)
                 self._end(request, poisoned=True)
                 continue
             if not request.prefilled:
-                now = now or time.time()
-                request.prefilled = now
+                at = at or now()
+                request.prefilled = at
             request.append(token, logprob)
             self.ranks[request.rank].counters.generation_tokens += 1
             if request.finish is not None:

@@ -10,6 +10,13 @@ import msgspec
 
 Meta = dict[str, Any]
 
+_SINCE = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Seconds since 1970, by a clock that nobody sets: what lies between two readings has passed."""
+    return _SINCE + time.monotonic()
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of SGLang's sampling parameters that this engine computes; any other name is refused, not ignored.
@@ -90,7 +97,7 @@ class Request:
         self.computed = 0
         self.cached = 0
         self.retractions = 0
-        self.received = time.time()
+        self.received = now()
         self.entered = self.prefilled = 0.0
 
     @property
@@ -128,7 +135,7 @@ class Request:
 
     def answer(self, dp_rank: int | None, *, logprobs: bool) -> Meta:
         """The body of the HTTP answer. A request that never ran says nothing of its prompt, as in SGLang."""
-        now = time.time()
+        ended = now()
         meta: Meta = {
             "id": self.rid,
             "finish_reason": self.finish,
@@ -138,15 +145,15 @@ class Request:
             "num_retractions": self.retractions,
             "dp_rank": dp_rank,
             "request_received_ts": self.received,
-            "request_finished_ts": now,
-            "e2e_latency": now - self.received,
+            "request_finished_ts": ended,
+            "e2e_latency": ended - self.received,
         }
         if logprobs:
             sampled = zip(self.logprobs, self.tokens[self.prompt_tokens :], strict=True)
             meta["output_token_logprobs"] = [(logprob, token, None) for logprob, token in sampled]
             meta["output_token_logprobs_length"] = self.generated
         if self.entered:
-            decode_s = now - self.prefilled if self.prefilled else 0.0
+            decode_s = ended - self.prefilled if self.prefilled else 0.0
             meta |= {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": self.cached,
