@@ -1,8 +1,9 @@
 """Keeps the run's processes up: start, tell the core, watch, tell the core, start again within a budget.
 
-Three signals say that one is gone: its process ended, it does not answer a question asked every two seconds, or a call
-of the turn loop failed and it does not answer then. Each incarnation of an engine has its own epoch, so that news of an
-old one is ignored.
+Four signals say that one is gone: its process ended, the link to its host is lost, it does not answer a question asked
+every two seconds, or a call of the turn loop failed and it does not answer then. A lost link costs no restart: what was
+there is found again, or started again, once the host is back. Each incarnation of an engine has its own epoch, so that
+news of an old one is ignored.
 """
 
 from __future__ import annotations
@@ -52,14 +53,32 @@ class RunningHost(Running, Protocol):
     def capacity(self) -> int: ...
 
 
+class Link(Protocol):
+    """The part of ports.Host that says whether the host can be reached."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def up(self) -> bool: ...
+
+    async def wait_link(self, *, up: bool) -> str: ...
+
+
 R = TypeVar("R", bound=Running)
 
 
 class Keeper(ABC, Generic[R]):
-    """One slot of the run's fleet. `run` lives as long as the run does, one incarnation after the other."""
+    """One slot of the run's fleet. `run` lives as long as the run does, one incarnation after the other.
 
-    def __init__(self, name: str, start: Callable[[], Awaitable[R]], post: Post, *, restarts: int) -> None:
+    link: to the host that its incarnations are on; None: they are on this machine.
+    """
+
+    def __init__(
+        self, name: str, start: Callable[[], Awaitable[R]], post: Post, *, restarts: int, link: Link | None = None
+    ) -> None:
         self.name = name
+        self._link = link
         self._start = start
         self._post = post
         self._restarts = restarts
@@ -97,22 +116,27 @@ class Keeper(ABC, Generic[R]):
         return True
 
     async def run(self) -> None:
-        for left in range(self._restarts, -1, -1):
-            running = await self._started(first=left == self._restarts)
-            if running is None:
-                continue
-            self._running = running
-            self._given_up.clear()
-            self._came_up(running)
-            reason = "cancelled"
-            try:
-                reason = await self._watch(running)
-            finally:
-                self._running = None
-                self._went_down(reason)
-                await running.stop()
-            log.warning("%s: %s; %d restarts left", self.name, reason, left)
+        left, first = self._restarts, True
+        while left >= 0:
+            running = await self._started(first=first)
+            first = False
+            if running is not None:
+                reason = await self._serve(running)
+                log.warning("%s: %s; %d restarts left", self.name, reason, left)
+            if self._cut_off:
+                await self._until_back()
+            else:
+                left -= 1
         log.error("%s stays down: its restarts are spent", self.name)
+
+    @property
+    def _cut_off(self) -> bool:
+        return self._link is not None and not self._link.up
+
+    async def _until_back(self) -> None:
+        assert self._link is not None
+        reason = await self._link.wait_link(up=True)
+        log.warning("%s: host %s is back: %s", self.name, self._link.name, reason)
 
     async def _started(self, *, first: bool) -> R | None:
         try:
@@ -122,6 +146,28 @@ class Keeper(ABC, Generic[R]):
                 raise  # a run that cannot even start says so at once
             log.error("%s did not start: %s", self.name, exc)
             return None
+
+    async def _serve(self, running: R) -> str:
+        """Until the incarnation is over; why."""
+        self._running = running
+        self._given_up.clear()
+        self._came_up(running)
+        reason = "cancelled"
+        try:
+            reason = await self._watch(running)
+        finally:
+            self._running = None
+            self._went_down(reason)
+            await self._stop(running)
+        return reason
+
+    async def _stop(self, running: R) -> None:
+        try:
+            await running.stop()
+        except AgentRLError as exc:
+            if self._link is None:
+                raise
+            log.warning("%s: it could not be stopped on host %s: %s", self.name, self._link.name, exc)
 
     async def _start_in_sight(self) -> R:
         """A start has its own deadline and may take longer than a stall: meanwhile the core hears that it goes on."""
@@ -140,12 +186,21 @@ class Keeper(ABC, Generic[R]):
             ended = group.create_task(running.wait_ended(), name=f"{self.name} process")
             given_up = group.create_task(self._given_up.wait(), name=f"{self.name} given up")
             probes = group.create_task(self._probe(running), name=f"{self.name} probes")
-            done, pending = await asyncio.wait({ended, given_up, probes}, return_when=asyncio.FIRST_COMPLETED)
+            cut = group.create_task(self._cut(), name=f"{self.name} link")
+            done, pending = await asyncio.wait({ended, given_up, probes, cut}, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
+        if cut in done:  # it explains the others
+            return cut.result()
         if ended in done:
             return ended.result()
         return self._why if given_up in done else str(probes.result())
+
+    async def _cut(self) -> str:
+        if self._link is None:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+        return f"host {self._link.name} is lost: {await self._link.wait_link(up=False)}"
 
     async def _probe(self, running: R) -> str:
         lost = 0
@@ -172,8 +227,9 @@ class EngineKeeper(Keeper[RunningEngine]):
         *,
         first_epoch: int,
         restarts: int,
+        link: Link | None = None,
     ) -> None:
-        super().__init__(name, start, post, restarts=restarts)
+        super().__init__(name, start, post, restarts=restarts, link=link)
         self._registry = registry
         self._epoch = first_epoch
         self._said: tuple[RankLoad, ...] = ()
@@ -215,8 +271,9 @@ class HostKeeper(Keeper[RunningHost]):
         post: Post,
         *,
         restarts: int,
+        link: Link | None = None,
     ) -> None:
-        super().__init__(name, start, post, restarts=restarts)
+        super().__init__(name, start, post, restarts=restarts, link=link)
         self._registry = registry
         self._said: SandboxHostStatus | None = None
 
