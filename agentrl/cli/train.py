@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -25,13 +26,17 @@ def train(
     token_file: Annotated[
         Path | None, typer.Option(help="A copy of the run's file `token`, where its folder is on another machine.")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Where the run is reached from here, if its folder is shared, its host another.")
+    ] = None,
     set_: Set = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train against a run that was started with --set train.embedded=false, until that run is over.
 
-    From another machine: --attach URL --token-file FILE; weights then go both ways through the run's HTTP face.
+    From another machine: --attach URL --token-file FILE; weights then go both ways through the run's HTTP face. Where
+    the run's folder is on a file system that both see: --attach FOLDER --url URL.
     Ctrl-C leaves the run waiting; attach again to go on: checkpoints are in the run's folder, or in one of this
     machine's own below runs/.
     """
@@ -39,6 +44,8 @@ def train(
 
     loaded = load(recipe, overrides=set_ or [])
     run = _run(attach, token_file, loaded.name)
+    if url is not None:
+        run = msgspec.structs.replace(run, url=url.rstrip("/"))
     steps: list[dict[str, Any]] = []
 
     def stepped(step: dict[str, Any]) -> None:

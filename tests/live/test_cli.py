@@ -132,7 +132,8 @@ def test_a_run_on_services_with_an_attached_trainer(place: Path) -> None:
 
     with started(place, *argv, "--steps", "3") as run:
         until((folder / "url").is_file)
-        with started(place, "train", RECIPE, "--attach", folder, *SMALL) as trainer:
+        url = (folder / "url").read_text().strip()
+        with started(place, "train", RECIPE, "--attach", folder, "--url", url, *SMALL) as trainer:
             published = ran(place, "publish", folder, "--json")
             out, err = run.communicate(timeout=60)
             trainer.communicate(timeout=60)
