@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 import os
 import secrets
-import sys
-import tempfile
 from dataclasses import dataclass
 
 import msgspec
@@ -15,14 +13,14 @@ import msgspec
 from agentrl.errors import DeadlineError, UnavailableError
 from agentrl.ports import Host, Process
 from agentrl.recipe import schema
-from agentrl.sandbox.backends import make_backend
 from agentrl.sandbox.client import SandboxClient
 from agentrl.sandbox.daemon import SOCKET_PATH_MAX, DaemonConfig
+from agentrl.sandbox.reap import Answer, Order, reap
 
 _COMMAND_S = 10.0
+_REAP_S = 120.0
 _RETRY_S = 0.02
 _STOP_S = 20.0  # above the daemon's own limit for closing its sandboxes
-_WRITE = 'umask 077; mkdir -p "$1" && printf %s "$3" > "$2"'
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,12 @@ class Paths:
 
     @property
     def socket(self) -> str:
-        """In the state folder; where that is too long a name for the kernel, in the temporary folder."""
+        """In the state folder; where that is too long a name for the kernel, in /tmp."""
         path = f"{self.state}/daemon.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
             return path
         digest = hashlib.sha256(os.fsencode(self.run_dir)).hexdigest()[:16]
-        return f"{tempfile.gettempdir()}/agentrl-{os.getuid()}-{digest}.sock"
+        return f"/tmp/agentrl-{digest}.sock"
 
 
 class RunningDaemon:
@@ -83,10 +81,11 @@ class RunningDaemon:
 
 
 async def start_daemon(
-    host: Host, sandbox: schema.Sandbox, *, run_dir: str, label: str, python: str = sys.executable
+    host: Host, sandbox: schema.Sandbox, *, run_dir: str, label: str, process: str = "sandbox daemon"
 ) -> RunningDaemon:
-    """Start a daemon below `run_dir` and wait until it serves. UnavailableError with the log's end where it does not
-    come up within `sandbox.start_timeout_s`."""
+    """Start a daemon below `run_dir` and wait until it serves. label: the run, on its sandboxes. process: by which the
+    host knows the daemon, unique there; a leftover is ended first. UnavailableError with the log's end where it does
+    not come up within `sandbox.start_timeout_s`."""
     paths = Paths.below(run_dir)
     config = DaemonConfig(
         name=host.name,
@@ -98,16 +97,15 @@ async def start_daemon(
         sandbox=sandbox,
         hide=(paths.run_dir,),
     )
-    text = msgspec.json.format(msgspec.json.encode(config)).decode()
-    await _run(host, ["sh", "-c", _WRITE, "sh", paths.state, paths.config, text])
-    argv = [python, "-m", "agentrl.sandbox.daemon", "--config-file", paths.config]
-    process = await host.start(argv, log=paths.log, label="sandbox daemon")
+    await host.write(paths.config, msgspec.json.format(msgspec.json.encode(config)))
+    argv = [host.python, "-m", "agentrl.sandbox.daemon", "--config-file", paths.config]
+    started = await host.start(argv, log=paths.log, label=process)
     try:
         async with asyncio.timeout(sandbox.start_timeout_s):
-            client = await _ready(host, paths, process, config.instance)
-        return RunningDaemon(client, process, capacity=sandbox.max_live, log=paths.log)
+            client = await _ready(host, paths, started, config.instance)
+        return RunningDaemon(client, started, capacity=sandbox.max_live, log=paths.log)
     except BaseException as error:
-        await process.stop()
+        await started.stop()
         if isinstance(error, TimeoutError):
             raise UnavailableError(
                 f"the sandbox daemon on {host.name} was not ready within {sandbox.start_timeout_s:g} s; {paths.log} "
@@ -120,24 +118,32 @@ async def start_daemon(
 async def attach(host: Host, *, run_dir: str) -> SandboxClient:
     """A client of the daemon that a run started. UnavailableError where none left its token there."""
     paths = Paths.below(run_dir)
-    token = await _run(host, ["cat", paths.token])
-    return SandboxClient(f"unix:{paths.socket}", token.strip(), name=host.name)
+    token = await _token(host, paths)
+    return SandboxClient(await host.reach(f"unix:{paths.socket}"), token, name=host.name)
 
 
-async def gc(sandbox: schema.Sandbox, *, run_dir: str, label: str | None = None) -> int:
-    """Remove what dead daemons left on this machine, of one run or of all; no daemon needed. How many sandboxes."""
-    state_dir = Paths.below(run_dir).state
-    backend = make_backend(sandbox, state_dir=state_dir)
+async def gc(sandbox: schema.Sandbox, *, run_dir: str, label: str | None = None, host: Host | None = None) -> int:
+    """Remove what dead daemons left on a host (None: this machine), of one run or of all; no daemon needed. How many
+    sandboxes."""
+    order = Order(sandbox=sandbox, state_dir=Paths.below(run_dir).state, label=label)
+    if host is None or host.local:
+        return await reap(order)
+    argv = [host.python, "-m", "agentrl.sandbox.reap"]
+    code, said = await host.run(argv, timeout_s=_REAP_S, stdin=msgspec.json.encode(order))
     try:
-        return await backend.reap(label)
-    finally:
-        await backend.aclose()
+        answer = msgspec.json.decode(said, type=Answer)
+    except msgspec.MsgspecError:
+        raise UnavailableError(f"{host.name}: the reaper ended with exit code {code}: {said.strip()[-500:]}") from None
+    if answer.error:
+        raise UnavailableError(f"{host.name}: {answer.error}", hint=answer.hint)
+    return answer.removed
 
 
 async def _ready(host: Host, paths: Paths, process: Process, instance: str) -> SandboxClient:
     """Waits for the daemon's socket (a host has no event for that, so it is tried) or for its end (an event)."""
     ended = asyncio.ensure_future(process.wait())
-    probe = SandboxClient(f"unix:{paths.socket}", "", name=host.name)
+    endpoint = await host.reach(f"unix:{paths.socket}")
+    probe = SandboxClient(endpoint, "", name=host.name)
     try:
         while not await probe.health(deadline_s=_COMMAND_S, instance=instance):
             if (await asyncio.wait([ended], timeout=_RETRY_S))[0]:
@@ -146,18 +152,20 @@ async def _ready(host: Host, paths: Paths, process: Process, instance: str) -> S
                     + await _tail(host, paths.log),
                     hint="Mend what the log names.",
                 )
-        token = await _run(host, ["cat", paths.token])
+        token = await _token(host, paths)
     finally:
         ended.cancel()
         await probe.aclose()
-    return SandboxClient(f"unix:{paths.socket}", token.strip(), name=host.name)
+    return SandboxClient(endpoint, token, name=host.name)
 
 
-async def _run(host: Host, argv: list[str]) -> str:
-    code, output = await host.run(argv, timeout_s=_COMMAND_S)
-    if code != 0:
-        raise UnavailableError(f"{host.name}: {argv[0]} ended with exit code {code}: {output.strip()[-500:]}")
-    return output
+async def _token(host: Host, paths: Paths) -> str:
+    try:
+        return (await host.read(paths.token)).decode().strip()
+    except FileNotFoundError:
+        raise UnavailableError(
+            f"{host.name}: no sandbox daemon has been below {paths.run_dir}", hint="`agentrl sandbox up` starts one"
+        ) from None
 
 
 async def _tail(host: Host, log: str) -> str:

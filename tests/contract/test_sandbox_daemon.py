@@ -259,7 +259,7 @@ def test_a_daemon_that_cannot_start_says_why(tmp_path: Path) -> None:
             await launch.start_daemon(LocalHost(), section, run_dir=str(tmp_path), label="run")
         with pytest.raises(UnavailableError, match="no such program"):
             await launch.start_daemon(
-                LocalHost(), Section(), run_dir=str(tmp_path), label="run", python="/no/such/python"
+                LocalHost(python="/no/such/python"), Section(), run_dir=str(tmp_path), label="run"
             )
 
     asyncio.run(scenario())
