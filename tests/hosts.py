@@ -184,14 +184,14 @@ class Network:
 
     def __init__(self) -> None:
         require()
-        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-net-")
-        self.folder = Path(self._folder.name)
+        self._subnet, self._claim = _claim_subnet()
+        self.folder = Path(tempfile.gettempdir(), f"agentrl-net-{self._subnet}")
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a test that was killed
         self.ssh = self.folder / "user" / ".ssh"
         self.ssh.mkdir(parents=True, mode=0o700)
         _keygen(self.ssh / "id_ed25519")
         (self.ssh / "known_hosts").touch()
         self.machines: dict[str, Machine] = {}
-        self._subnet, self._claim = _claim_subnet()
         self._switch = subprocess.Popen(
             [*_DIES_WITH_US, "unshare", "--net", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE
         )
@@ -214,8 +214,8 @@ class Network:
             machine.end()
         self._switch.kill()
         self._switch.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
         self._claim.close()
-        self._folder.cleanup()
 
     def add(self, name: str, *, disk: str = "") -> Machine:
         """A running machine, known to the user, whose ~/.ssh/config calls its address `name` (1 to 12 characters).
