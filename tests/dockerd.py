@@ -46,19 +46,25 @@ class Engine:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + _START_S
-        while self.client() is None:
+        while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"dockerd does not start: {(self.folder / 'log').read_text()[-2000:]}")
             time.sleep(0.05)
 
-    def client(self) -> Any:
-        """The SDK's, or None where nobody answers."""
+    def _answers(self) -> bool:
         import docker
 
         try:
-            return docker.APIClient(base_url=self.url, timeout=60)
+            self.client().close()
         except docker.errors.DockerException:
-            return None
+            return False
+        return True
+
+    def client(self) -> Any:
+        """The SDK's; whoever asks closes it."""
+        import docker
+
+        return docker.APIClient(base_url=self.url, timeout=60)
 
     def section(self, image: str = PYTHON, **docker: Any) -> Sandbox:
         return Sandbox(backend="docker", image=image, docker=Docker(url=self.url, network="host", **docker))
@@ -71,6 +77,21 @@ class Engine:
             return found
         finally:
             client.close()
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL. Its containerd dies with it; the containers do not. The names of both go, or a successor takes a
+        zombie for a containerd that lives."""
+        assert self._process
+        self._process.kill()
+        self._process.wait()
+        for name in ("docker.pid", "exec/containerd/containerd.pid"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def end(self) -> None:
         """SIGTERM: it stops its containerd. Nothing of it stays mounted."""

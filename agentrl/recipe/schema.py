@@ -66,7 +66,7 @@ class LaneCaps(Section):
 class Docker(Section):
     url: str = ""  # of the engine: unix:///path/to/docker.sock; empty: DOCKER_HOST, else Docker's own
     network: str = "bridge"  # the engine's network for tasks that ask for one; all others have loopback only
-    warm: Natural = 8  # containers kept ready
+    warm: Natural = 16  # idle containers kept for the next conversations
     starts: Positive = 4  # containers being started at once
     starts_per_s: Annotated[float, Meta(gt=0)] = 10.0  # of them, with jitter
     call_timeout_s: Seconds = 30.0  # of one call to the engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,19 @@ async def build(settings: schema.Docker, environment: Path, name: str, *, timeou
 
     def act(client: Any) -> None:
         said = ""
-        for line in client.build(
+        lines = client.build(
             path=str(environment), tag=name, rm=True, forcerm=True, decode=True, timeout=timeout_s,
             labels={LABEL: environment.parent.name}, network_mode=settings.network,
-        ):  # fmt: skip
-            if "error" in line:
-                raise TaskError(
-                    f"{environment}/Dockerfile: {line['error'].strip()}{said}",
-                    hint="Correct it. Where no registry can be reached, give a local image the name that its FROM asks "
-                    "for: `docker import` or `docker tag`.",
-                )
-            said = f" (after {line['stream'].strip()[-200:]!r})" if line.get("stream", "").strip() else said
+        )  # fmt: skip
+        with contextlib.closing(lines):
+            for line in lines:
+                if "error" in line:
+                    raise TaskError(
+                        f"{environment}/Dockerfile: {line['error'].strip()}{said}",
+                        hint="Correct it. Where no registry can be reached, give a local image the name that its FROM "
+                        "asks for: `docker import` or `docker tag`.",
+                    )
+                said = f" (after {line['stream'].strip()[-200:]!r})" if line.get("stream", "").strip() else said
 
     try:
         await dockerd.call(f"build {environment.parent.name}", act, timeout_s=timeout_s)

@@ -198,14 +198,18 @@ async def _hello(name: str, listener: socket.socket, word: int) -> socket.socket
     accepting = asyncio.ensure_future(loop.sock_accept(listener))
     try:
         await asyncio.wait([none, accepting], timeout=_HELLO_S, return_when=asyncio.FIRST_COMPLETED)
-        if accepting.done():
-            return accepting.result()[0]
-        if none.done():
-            raise NoInterpreter
-        raise DeadlineError(f"container {name}: its init said nothing for {_HELLO_S:.0f} s")
+    except asyncio.CancelledError:
+        if accepting.done() and not accepting.exception():
+            accepting.result()[0].close()
+        raise
     finally:
         accepting.cancel()
         none.cancel()
+    if accepting.done():
+        return accepting.result()[0]
+    if none.done():
+        raise NoInterpreter
+    raise DeadlineError(f"container {name}: its init said nothing for {_HELLO_S:.0f} s")
 
 
 async def _readable(fd: int) -> None:

@@ -43,13 +43,14 @@ class DockerBackend:
         self._folder = Path(state_dir).resolve() / "docker"
         self._owner = f"{os.getpid()}-{cgroups.start_time(os.getpid())}"
         self._cpus = tuple(sorted(os.sched_getaffinity(0)))
+        self._made: set[Container] = set()
         self._shelf: Shelf[Kind, Container] = Shelf(settings.warm)
         self._pace = Pace(settings.starts, settings.starts_per_s)
         self._numbers = itertools.count()
         self._engine: dict[str, Any] = {}
         self._images: dict[str, str] = {}  # name to id
         self._bare: dict[str, float] = {}  # ids of images without an interpreter: seconds of one command
-        self._background: set[asyncio.Task[None]] = set()
+        self.in_advance: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @property
@@ -159,9 +160,11 @@ class DockerBackend:
     async def _make(self, kind: Kind) -> Container:
         name, labels = self._new(kind.label)
         async with self._pace.turn():
-            return await containers.start(
+            made = await containers.start(
                 self._dockerd, kind, name=name, labels=labels, config=self._config(kind), folder=self._folder / name
             )
+        self._made.add(made)
+        return made
 
     def _new(self, label: str) -> tuple[str, dict[str, str]]:
         """A name that does not repeat, and the labels."""
@@ -175,11 +178,11 @@ class DockerBackend:
 
     def _prepare(self, kind: Kind) -> None:
         """Whoever comes next shall not wait as this one did: one container in advance, while there is room."""
-        if len(self._shelf) + len(self._background) >= self._settings.warm or self._closing:
+        if len(self._shelf) + len(self.in_advance) >= self._settings.warm or self._closing:
             return
         task = asyncio.create_task(self._make_spare(kind), name="a container in advance")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self.in_advance.add(task)
+        task.add_done_callback(self.in_advance.discard)
 
     async def _make_spare(self, kind: Kind) -> None:
         try:
@@ -202,6 +205,7 @@ class DockerBackend:
             await self.discard(one)
 
     async def discard(self, one: Container) -> None:
+        self._made.discard(one)
         one.control.close()  # its init ends at once, and all else in it
         await self._dockerd.remove(one.name)
 
@@ -225,11 +229,11 @@ class DockerBackend:
     async def aclose(self) -> None:
         """All that is ours goes, also what a call that timed out may have made."""
         self._closing = True
-        for task in list(self._background):
+        for task in list(self.in_advance):
             task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
-        for one in self._shelf.clear():
+        if self.in_advance:
+            await asyncio.wait(self.in_advance)
+        for one in self._made:
             one.control.close()
         if self._engine:
             with contextlib.suppress(UnavailableError):  # an engine that is gone: its containers end with their sockets
@@ -243,7 +247,7 @@ class DockerBox(ChannelBox):
 
     def __init__(self, spec: BoxSpec, backend: DockerBackend, home: Container) -> None:
         super().__init__(spec, home.control)
-        self._backend, self._home = backend, home
+        self._backend, self.home = backend, home
 
     async def exec(
         self,
@@ -255,27 +259,27 @@ class DockerBox(ChannelBox):
         env: Mapping[str, str] | None = None,
         output_bytes: int = 0,
     ) -> ExecResult:
-        if self._home.portable and cpus:
-            await self._backend.move(self._home, cpus)
+        if self.home.portable and cpus:
+            await self._backend.move(self.home, cpus)
             cpus = ()
         return await super().exec(command, timeout_s=timeout_s, cpus=cpus, cwd=cwd, env=env, output_bytes=output_bytes)
 
     async def set_cpus(self, cpus: tuple[int, ...]) -> None:
-        if self._home.portable:
-            await self._backend.move(self._home, cpus)
+        if self.home.portable:
+            await self._backend.move(self.home, cpus)
         else:
             await super().set_cpus(cpus)
 
     async def reset(self) -> None:
         try:
-            await self._backend.renew(self._home, self._spec)
+            await self._backend.renew(self.home, self._spec)
         except (ConnectionError, DeadlineError) as e:
             raise SandboxLost(f"box {self.id} is gone: {e}", hint="Retry in a fresh sandbox.") from e
 
     async def kill(self) -> None:
         if not self._dead:
             self._dead = True
-            await asyncio.shield(self._backend.release(self._home))
+            await asyncio.shield(self._backend.release(self.home))
 
     async def _call(
         self, kind: bytes, head: dict[str, Any], blob: bytes = b"", *, deadline_s: float

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 _THREADS = 8  # more only queue within the engine: 4.9 starts/s with 4 threads, 5.4 with 16, on two cores
+_CONFLICT = 409
 _SLACK_S = 5.0  # beyond the SDK's own time-out, for a thread to become free
 
 
@@ -85,17 +86,17 @@ class Dockerd:
         return str((await self.call(f"look for image {image}", lambda c: c.inspect_image(image)))["Id"])
 
     async def remove(self, name: str) -> None:
-        """The container, running or not, with its anonymous volumes. One that is not there is removed already."""
+        """The container, running or not, with its anonymous volumes; it is gone when this returns."""
         import docker.errors
 
         def act(client: Any) -> None:
-            try:
-                client.remove_container(name, force=True, v=True)
-            except docker.errors.NotFound:
-                pass
-            except docker.errors.APIError as e:
-                if e.status_code != 409:  # its own automatic removal is under way
-                    raise
+            with contextlib.suppress(docker.errors.NotFound):
+                try:
+                    client.remove_container(name, force=True, v=True)
+                except docker.errors.APIError as e:
+                    if e.status_code != _CONFLICT:
+                        raise
+                    client.wait(name, condition="removed")  # by itself: the engine is at it
 
         await self.call(f"remove {name}", act)
 

@@ -46,11 +46,6 @@ class Shelf(Generic[K, V]):
                 del self._idle[oldest]
         return spare
 
-    def clear(self) -> list[V]:
-        everything = [thing for things in self._idle.values() for thing in things]
-        self._idle.clear()
-        return everything
-
 
 class Pace:
     """At most `at_once` at a time and `per_s` a second, unevenly: a hundred conversations that begin together must not
