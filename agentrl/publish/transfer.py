@@ -40,8 +40,8 @@ class HostFolders:
 
     async def bring(self, path: str, version: Version) -> str:
         if self._shared:
-            await self._check("verify", path, version)
-            return path
+            await self._check("verify", _absolute(path), version)
+            return _absolute(path)
         async with self._one:
             there = await self._copy(path, version)
             self._there[path] = there
@@ -49,7 +49,7 @@ class HostFolders:
 
     async def find(self, path: str, version: Version) -> str:
         if self._shared:
-            return path
+            return _absolute(path)
         return self._there.get(path) or await self.bring(path, version)
 
     async def fits(self, there: str, held: str, *, complete: bool) -> None:
@@ -139,6 +139,10 @@ async def _sees(host: Host, store: str) -> bool:
         return False
     finally:
         await asyncio.to_thread(mark.unlink)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
 
 
 def _name(folder: Path) -> str:

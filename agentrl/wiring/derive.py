@@ -101,10 +101,16 @@ def identity(recipe: Recipe) -> str:
 
     The scheduler's policy counts as a whole, since parts of it follow from how the run is served.
     """
-    served = {name: type(getattr(recipe, name))() for name in ("engines", "sandbox", "telemetry")}
+    served = {name: type(getattr(recipe, name))() for name in ("engines", "sandbox", "telemetry", "hosts")}
     stable = msgspec.structs.replace(recipe, steps=1, **served)
     policy = msgspec.structs.replace(policy_of(recipe), steps=1)
     return hashlib.sha256(msgspec.json.encode((stable, policy))).hexdigest()[:16]
+
+
+def label_of(name: str, folder: Path) -> str:
+    """What a run's sandboxes, processes and folders are marked with, on whatever host: no other run's, and the same
+    when it is resumed."""
+    return f"{name}-{hashlib.sha256(token_file(folder).read_bytes()).hexdigest()[:8]}"
 
 
 def token_file(folder: Path) -> Path:

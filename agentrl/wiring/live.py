@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import logging
 import time
@@ -16,13 +15,15 @@ from typing import Any
 
 from agentrl import ports
 from agentrl.errors import UnavailableError, UserError
+from agentrl.hosts.inventory import Sites, clear, connected
 from agentrl.hosts.local import LocalHost
 from agentrl.journal.store import SqliteJournal
 from agentrl.publish.inbox import WeightInbox
 from agentrl.publish.store import DiskWeightStore
+from agentrl.publish.transfer import HostFolders
 from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
-from agentrl.records import EngineInfo, Version
+from agentrl.records import Version
 from agentrl.rollout.template import ChatTemplate
 from agentrl.runtime.api import Face
 from agentrl.runtime.collector import Collector
@@ -34,18 +35,16 @@ from agentrl.runtime.metrics import Metrics
 from agentrl.runtime.player import LivePlayer
 from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, RunningEngine, RunningHost, keep_trainer
 from agentrl.runtime.telemetry import Telemetry
-from agentrl.sandbox.launch import gc, start_daemon
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
-from agentrl.serve.launch import start_engine
-from agentrl.serve.sglang import SGLangEngine
 from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
 from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine, token_of
-from agentrl.wiring.derive import identity, model_path, order_template, policy_of, task_source, token_file
+from agentrl.wiring.derive import identity, label_of, model_path, order_template, policy_of, task_source, token_file
 from agentrl.wiring.machine import check_face, check_ports
 from agentrl.wiring.models import check_model
+from agentrl.wiring.parts import DaemonStarter, EngineStarter, prepare
 from agentrl.wiring.trackers import Shown, trackers
 from agentrl.wiring.trainer import trainer_ended
 
@@ -97,7 +96,8 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     template = ChatTemplate.from_folder(str(model))
     engine_token = token_of(recipe.engines)
     tasks = task_source(recipe, folder)
-    check_ports(recipe.engines)
+    if not recipe.hosts:
+        check_ports(recipe.engines)
     check_face(recipe.telemetry.port)
     _make(folder / "logs")
     journal = SqliteJournal.open(folder / "run.sqlite", recipe=identity(recipe))
@@ -105,7 +105,6 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     if store.latest() is None:
         store.adopt(str(model))
     (folder / "recipe.toml").write_text(show.dump(recipe))
-    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]
     return _Prepared(
         model=model,
         template=template,
@@ -115,7 +114,7 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
         store=store,
         tasks=tasks,
         engine_token=engine_token,
-        label=f"{recipe.name}-{digest}",
+        label=label_of(recipe.name, folder),
     )
 
 
@@ -134,12 +133,17 @@ async def build_live(
     shown: Callable[[dict[str, Any]], None] = lambda step: None,
     fixed_weights: bool = False,
 ) -> AsyncIterator[Run]:
-    """Everything of one run on this machine, resumed from `folder` where it holds one. Closes all of it on exit.
+    """Everything of one run, resumed from `folder` where it holds one. Closes all of it on exit.
 
     fixed_weights: no trainer; batches are kept as files.
     """
     ready = await asyncio.to_thread(_prepare, recipe, folder)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(ready.journal.aclose)
+        sites = await stack.enter_async_context(connected(recipe, folder, ready.label))
+        stack.push_async_callback(clear, sites, folder / "logs")
+        token = ready.token_file.read_text().strip()
+        folders = await prepare(recipe, sites, store=str((folder / "weights").absolute()), token=token)
         heard = Shown(shown, await asyncio.to_thread(trackers, recipe, folder))
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
@@ -157,9 +161,9 @@ async def build_live(
         desk.expect(core.version)
         if fixed_weights:
             await desk.aclose()  # a trainer that attaches is told that there is nothing to train
-        parts = _Parts(recipe, folder, ready, core, world, hosts, processes)
+        parts = _Parts(recipe, folder, ready, core, world, hosts, processes, sites, folders)
         services.extend(parts.engines())
-        services.append(parts.sandboxes())
+        services.extend(parts.sandboxes())
         embedded = recipe.train.embedded and not fixed_weights
         services.extend(parts.face_and_trainer(driver, desk, telemetry, trainer=embedded))
         try:
@@ -168,8 +172,6 @@ async def build_live(
             telemetry.close()
             await asyncio.to_thread(heard.close)
             (folder / "url").unlink(missing_ok=True)
-    finally:
-        await ready.journal.aclose()
 
 
 def _world(
@@ -206,20 +208,6 @@ def _world(
 
 
 @dataclass
-class _LiveEngine:
-    engine: SGLangEngine
-    info: EngineInfo
-    process: ports.Process
-
-    async def wait_ended(self) -> str:
-        return f"its process ended with code {await self.process.wait()}"
-
-    async def stop(self) -> None:
-        await self.engine.aclose()
-        await self.process.stop()
-
-
-@dataclass
 class _LiveTrainer:
     process: ports.Process
     log: Path
@@ -237,7 +225,7 @@ class _LiveTrainer:
 
 @dataclass
 class _Parts:
-    """The services of a live run, each a supervisor around something started on this machine."""
+    """The services of a live run, each a supervisor around something that is started."""
 
     recipe: Recipe
     folder: Path
@@ -246,13 +234,14 @@ class _Parts:
     world: World
     hosts: dict[str, ports.SandboxHost]
     processes: int
+    sites: Sites
+    folders: dict[str, HostFolders]
 
     def engines(self) -> list[Service]:
         section = self.recipe.engines
-        return [
-            self._engine(f"e{index}", self._borrowed(f"e{index}", url) if url else self._own(f"e{index}"))
-            for index, url in enumerate(section.attach or [""] * section.count)
-        ]
+        if section.attach:
+            return [self._engine(f"e{i}", self._borrowed(f"e{i}", url)) for i, url in enumerate(section.attach)]
+        return [self._own(f"e{index}", host) for index, host in enumerate(self.recipe.engine_hosts)]
 
     def _borrowed(self, name: str, url: str) -> Callable[[], Awaitable[BorrowedEngine]]:
         section, tries = self.recipe.engines, itertools.count()
@@ -271,26 +260,22 @@ class _Parts:
 
         return start
 
-    def _own(self, name: str) -> Callable[[], Awaitable[_LiveEngine]]:
-        host = LocalHost()
+    def _own(self, name: str, host: str) -> Service:
+        starter = EngineStarter(
+            self.recipe,
+            name,
+            self.sites[host],
+            self.ready.label,
+            self.ready.token_file.read_text().strip(),
+            self.folders.get(host),
+            version=lambda: self.core.serving,
+            path=self.ready.store.path,
+        )
+        return self._engine(name, starter.start, self.sites[host].link)
 
-        async def start() -> _LiveEngine:
-            version = self.core.serving
-            engine, info, process = await start_engine(
-                host,
-                self.recipe.engines,
-                name=name,
-                model_path=self.ready.store.path(version),
-                version=version,
-                context_tokens=self.recipe.model.context_tokens,
-                run_dir=str(self.folder),
-                token_file=str(self.ready.token_file),
-            )
-            return _LiveEngine(engine, info, process)
-
-        return start
-
-    def _engine(self, name: str, start: Callable[[], Awaitable[RunningEngine]]) -> Service:
+    def _engine(
+        self, name: str, start: Callable[[], Awaitable[RunningEngine]], link: ports.Host | None = None
+    ) -> Service:
         async def serve(post: Callable[[news.Event], None]) -> None:
             keeper = EngineKeeper(
                 name,
@@ -299,28 +284,38 @@ class _Parts:
                 post,
                 first_epoch=self.processes * _EPOCHS_PER_PROCESS,
                 restarts=self.recipe.engines.restarts,
+                link=link,
             )
             self.world.keepers[name] = keeper
             await keeper.run()
 
         return serve
 
-    def sandboxes(self) -> Service:
+    def sandboxes(self) -> list[Service]:
         sandbox = self.recipe.sandbox
+        if sandbox.attach:
+            return [self._daemon("local", lambda: borrow_daemon(sandbox))]
+        found = []
+        for name in self.recipe.sandbox_hosts:
+            starter = DaemonStarter(self.recipe, self.sites[name], self.ready.label)
+            found.append(self._daemon(name or "local", starter.start, starter.site.link, starter.collect))
+        return found
 
-        async def start() -> RunningHost:
-            if sandbox.attach:
-                return await borrow_daemon(sandbox)
-            return await start_daemon(LocalHost(), sandbox, run_dir=str(self.folder), label=self.ready.label)
-
+    def _daemon(
+        self,
+        name: str,
+        start: Callable[[], Awaitable[RunningHost]],
+        link: ports.Host | None = None,
+        collect: Callable[[], Awaitable[None]] | None = None,
+    ) -> Service:
         async def serve(post: Callable[[news.Event], None]) -> None:
-            keeper = HostKeeper("local", start, self.hosts, post, restarts=sandbox.restarts)
-            self.world.host_keepers["local"] = keeper
+            keeper = HostKeeper(name, start, self.hosts, post, restarts=self.recipe.sandbox.restarts, link=link)
+            self.world.host_keepers[name] = keeper
             try:
                 await keeper.run()
             finally:
-                if not sandbox.attach:  # a daemon that was killed has no successor at the end of a run
-                    await gc(sandbox, run_dir=str(self.folder), label=self.ready.label)
+                if collect is not None:
+                    await collect()
 
         return serve
 
