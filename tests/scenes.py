@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +27,7 @@ from agentrl.runtime.status import (
     EngineStatus,
     Frame,
     GroupStatus,
+    Life,
     MemberStatus,
     RankStatus,
     Status,
@@ -31,6 +35,8 @@ from agentrl.runtime.status import (
 )
 
 NOW = 1_504.0
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+_CELL = 12.2  # width of a character in Textual's SVG
 TASKS = ("swe/django-11099", "swe/astropy-6938", "chores/largest-0050", "term/fix-permissions", "swe/sympy-20154")
 
 
@@ -324,6 +330,18 @@ def turn(index: int) -> Turn:
     )
 
 
+def frame_text(svg: str) -> str:
+    """The characters of one frame, line by line, without colours."""
+    lines: dict[float, list[str]] = {}
+    for x, y, text in re.findall(r'<text [^>]*x="([\d.]+)" y="([\d.]+)" textLength[^>]*>([^<]*)</text>', svg):
+        cells = lines.setdefault(float(y), [])
+        shown = html.unescape(text).replace("\xa0", " ")
+        at = round(float(x) / _CELL)
+        cells.extend(" " * (at + len(shown) - len(cells)))
+        cells[at : at + len(shown)] = shown
+    return "".join("".join(lines[y]).rstrip() + "\n" for y in sorted(lines))
+
+
 class StillFeed:
     """Shows what it is given, then stays. `asked` is what the keys asked of it."""
 
@@ -346,9 +364,16 @@ class StillFeed:
         self.asked.append("drain")
         return "it drains"
 
-    async def turns(self, attempt: AttemptId) -> tuple[Turn, ...]:
+    async def life(self, attempt: AttemptId) -> Life:
         self.asked.append(attempt)
-        return tuple(turn(i) for i in range(4))
+        return Life(
+            turns=tuple(turn(i) for i in range(4)),
+            open_wait_s=0.8,
+            open_s=1.4,
+            verify_wait_s=0.5,
+            verify_s=2.2,
+            ended_s=NOW - 40.0,
+        )
 
     def play(self, *, speed: float, running: bool) -> None:
         self.asked.append((speed, running))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.records import GroupId, Record, SandboxHostStatus, TaskId, Version
+from agentrl.records import GroupId, Record, SandboxHostStatus, TaskId, Turn, Version
 from agentrl.runtime.recent import DownStatus, Recent, StepStatus
 from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
@@ -14,15 +14,8 @@ from agentrl.scheduler.groups import Group, Member, Phase
 from agentrl.scheduler.routing import Rank
 
 __all__ = [
-    "DownStatus",
-    "EngineStatus",
-    "Frame",
-    "GroupStatus",
-    "MemberStatus",
-    "RankStatus",
-    "Status",
-    "StepStatus",
-    "picture",
+    *("DownStatus", "EngineStatus", "Frame", "GroupStatus", "Life", "MemberStatus", "RankStatus", "Status"),
+    *("StepStatus", "picture"),
 ]
 
 
@@ -130,6 +123,17 @@ class Status(Record):
     down: tuple[DownStatus, ...] = ()  # engines and sandbox hosts that went and have not come back
     sandboxes: tuple[SandboxHostStatus, ...] = ()  # what each sandbox host last said of its lanes
     loop_lag_s: float = 0.0  # how late the run's own event loop lately was, at worst; not known of a recording
+
+
+class Life(Record):
+    """One attempt as far as it is durable. Waits are for lanes; all by the sandbox host's own clock."""
+
+    turns: tuple[Turn, ...] = ()
+    open_wait_s: float = 0.0
+    open_s: float = 0.0
+    verify_wait_s: float = 0.0
+    verify_s: float = 0.0
+    ended_s: float | None = None  # of the run's clock; None while it runs
 
 
 class Frame(Record):

@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal
 from textual.widgets import Footer, Input
 
-from agentrl.records import GroupId
+from agentrl.records import AttemptId, GroupId
 from agentrl.runtime.status import Frame, GroupStatus, Status
 from agentrl.tui import fleet, groups, log, panels
 from agentrl.tui.advice import advise
@@ -40,7 +40,7 @@ class Top(App[None]):
     TITLE = "agentrl top"
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (130, "-wide")]
-    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-short"), (36, "-tall")]
+    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-short"), (36, "-tall"), (50, "-taller")]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "quit", priority=False),
         Binding("question_mark", "help", "help"),
@@ -238,9 +238,14 @@ class Top(App[None]):
         if isinstance(self.screen, GroupScreen):
             attempt = self.screen.attempt(event.row)
             if attempt is not None:
-                await self.push_screen(TurnsScreen(attempt, await self._feed.turns(attempt)))
+                await self.push_screen(TurnsScreen(attempt, await self._feed.life(attempt), self._waits))
         elif not isinstance(self.screen, Drill) and event.row < len(found := self.shown_groups()):
             await self.push_screen(GroupScreen(found[event.row].id, self._group))
+
+    def _waits(self, attempt: AttemptId, since: float) -> float:
+        """How long the attempt has waited for its batch; 0 where its group's story is over."""
+        waits = self._view is not None and self._group(attempt.group) is not None
+        return max(0.0, self._view.status.now_s - since) if waits and self._view is not None else 0.0
 
     def _group(self, wanted: GroupId) -> GroupStatus | None:
         found = self._view.status.groups if self._view is not None else ()

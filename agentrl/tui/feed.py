@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from agentrl.records import AttemptId, Turn
-from agentrl.runtime.status import Frame
+from agentrl.records import AttemptId
+from agentrl.runtime.status import Frame, Life
 
 
 class Feed(Protocol):
@@ -30,8 +30,8 @@ class Feed(Protocol):
 
     async def drain(self) -> str: ...
 
-    async def turns(self, attempt: AttemptId) -> tuple[Turn, ...]:
-        """The attempt's durable turns, oldest first; empty where there are none (yet)."""
+    async def life(self, attempt: AttemptId) -> Life:
+        """What the attempt has done; empty where nothing is known (yet)."""
         ...
 
     def play(self, *, speed: float, running: bool) -> None:

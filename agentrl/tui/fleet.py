@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from agentrl.records import LaneStatus
-from agentrl.runtime.status import EngineStatus, Status
+from agentrl.runtime.status import EngineStatus, RankStatus, Status
 from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, columns, count, level, percent, took
 from agentrl.tui.panels import View
 
@@ -15,9 +15,12 @@ from agentrl.tui.panels import View
 
 
 def engines(view: View, width: int, height: int) -> list[Text]:
+    """Each engine's data-parallel ranks below it, where there is room for all of them."""
     status = view.status
     gone = [d for d in status.down if d.kind == "engine"]
-    rows = [_engine(e, status) for e in status.engines]
+    lines = sum(1 + len(_ranks(e)) for e in status.engines)
+    apart = lines + 1 + len(gone) <= height
+    rows = [row for e in status.engines for row in (_engine(e, status), *(_ranks(e) if apart else ()))]
     names = ("engine", ">ver", ">run", ">wait", ">KV", ">tok/s", "phase", ">conv", ">reuse")
     order = (0, 1, 2, 3, 4, 5, 6) if width < 60 else (0, 1, 7, 2, 3, 4, 5, 8, 6)
     drawn = columns([[row[i] for i in order] for row in rows], [names[i] for i in order], width)
@@ -26,19 +29,43 @@ def engines(view: View, width: int, height: int) -> list[Text]:
 
 
 def _engine(e: EngineStatus, status: Status) -> list[Cell]:
-    kv = e.kv_used_tokens / e.kv_total_tokens if e.kv_total_tokens else 0.0
     behind = FAIR if e.version < status.version else ""
     phase = {"serving": GOOD, "catching up": BAD}.get(e.phase, "cyan")
     return [
         e.name,
         Text(f"v{e.version}", style=behind),
-        f"{e.running}/{e.slots}",
-        Text(str(e.waiting), style=FAIR if e.waiting else ""),
-        Text(percent(kv), style=level(kv, fair=0.75, bad=0.92)),
-        count(e.tokens_per_s),
+        *_load(e),
         Text(e.phase, style=phase),
         str(e.conversations),
         percent(e.prefix_reuse) if e.prefix_reuse is not None else "",
+    ]
+
+
+def _ranks(e: EngineStatus) -> list[list[Cell]]:
+    """None where there is only one."""
+    if len(e.ranks) < 2:
+        return []
+    return [
+        [
+            Text(f" └ {r.rank}", style=DIM),
+            "",
+            *_load(r),
+            "",
+            str(r.conversations),
+            percent(r.prefix_reuse) if r.prefix_reuse is not None else "",
+        ]
+        for r in e.ranks
+    ]
+
+
+def _load(of: EngineStatus | RankStatus) -> list[Cell]:
+    """Running, waiting, KV, tokens a second."""
+    kv = of.kv_used_tokens / of.kv_total_tokens if of.kv_total_tokens else 0.0
+    return [
+        f"{of.running}/{of.slots}",
+        Text(str(of.waiting), style=FAIR if of.waiting else ""),
+        Text(percent(kv), style=level(kv, fair=0.75, bad=0.92)),
+        count(of.tokens_per_s),
     ]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.text import Text
 
 from agentrl.records import Turn
-from agentrl.runtime.status import GroupStatus, MemberStatus, Status
+from agentrl.runtime.status import GroupStatus, Life, MemberStatus, Status
 from agentrl.tui.advice import attempt_name, slowest
 from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, bar, columns, count, line, ticks, took
 
@@ -19,7 +19,14 @@ SORTS: dict[str, Callable[[GroupStatus], tuple[float, ...]]] = {
     "slowest sibling": lambda g: (-(m.for_s if (m := slowest(g)) else -1.0), g.id),
 }
 
-PARTS = (("queue", "yellow"), ("prefill", "cyan"), ("decode", "green"), ("wait", "red"), ("tool", "blue"))
+PARTS = {
+    "queue": "yellow",
+    "prefill": "cyan",
+    "decode": "green",
+    "wait": "red",
+    "tool, open, verify": "blue",
+    "for its batch": "white",
+}
 _LIFE = (("in the engine", "green"), ("in the sandbox", "blue"), ("so far", "cyan"))
 
 
@@ -88,34 +95,54 @@ def _attempt(group: GroupStatus, member: MemberStatus, longest: float) -> list[C
     ]
 
 
-def turns(of: Sequence[Turn], width: int) -> list[Text]:
-    """A legend, a heading, one line for each turn: a bar of what its time went into, and what it did."""
-    legend = line(*(Text(f"█ {name}", style=style) for name, style in PARTS))
-    longest = max((sum(_times(turn)) for turn in of), default=0.0) or 1.0
+def life(of: Life, waits_s: float, width: int) -> list[Text]:
+    """A legend, a heading, one line for the opening, each turn, the verdict and the wait for a batch: a bar of what its
+    time went into, and what it did."""
+    legend = line(*(Text(f"█ {name}", style=style) for name, style in PARTS.items()))
+    parts = [_times(turn) for turn in of.turns]
+    opened = {"wait": of.open_wait_s, "tool, open, verify": of.open_s}
+    verified = {"wait": of.verify_wait_s, "tool, open, verify": of.verify_s}
+    longest = max(sum(each.values()) for each in (*parts, opened, verified)) or 1.0
     wide = max(10, min(40, width - 50))
-    rows = [_turn(turn, longest, wide) for turn in of]
+    rows = [_stage("open", opened, longest, wide)] if any(opened.values()) else []
+    rows += [_turn(turn, each, longest, wide) for turn, each in zip(of.turns, parts, strict=True)]
+    rows += [_stage("verify", verified, longest, wide)] if of.ended_s is not None else []
+    rows += [_stage("batch", {"for its batch": waits_s}, longest, wide)] if waits_s else []
     names = (">turn", ">time", "where the time went", ">tokens", ">cached", "engine", ">exit", "command")
     return [legend, *columns(rows, names, width)]
 
 
-def _times(turn: Turn) -> tuple[float, float, float, float, float]:
-    """Queue, prefill, decode, lane wait, tool. What the engine does not tell apart is decode."""
-    decode = max(turn.decode_s, turn.engine_s - turn.queue_s - turn.prefill_s)
-    return turn.queue_s, turn.prefill_s, decode, turn.tool_wait_s, turn.tool_s
+def _times(turn: Turn) -> dict[str, float]:
+    """What the engine does not tell apart is decode."""
+    return {
+        "queue": turn.queue_s,
+        "prefill": turn.prefill_s,
+        "decode": max(turn.decode_s, turn.engine_s - turn.queue_s - turn.prefill_s),
+        "wait": turn.tool_wait_s,
+        "tool, open, verify": turn.tool_s,
+    }
 
 
-def _turn(turn: Turn, longest: float, wide: int) -> list[Cell]:
-    times = _times(turn)
+def _drawn(times: Mapping[str, float], longest: float, wide: int) -> Text:
+    """Not longer than `wide`, however long it took."""
     drawn, so_far = Text(""), 0.0
-    for seconds, (_, style) in zip(times, PARTS, strict=True):
-        begin, so_far = round(wide * so_far / longest), so_far + seconds
-        drawn.append("█" * (round(wide * so_far / longest) - begin), style=style)
+    for name, seconds in times.items():
+        begin, so_far = round(wide * so_far / longest), min(longest, so_far + seconds)
+        drawn.append("█" * (round(wide * so_far / longest) - begin), style=PARTS[name])
+    return drawn
+
+
+def _stage(name: str, times: Mapping[str, float], longest: float, wide: int) -> list[Cell]:
+    return [Text(name, style=DIM), took(sum(times.values())), _drawn(times, longest, wide), *[""] * 5]
+
+
+def _turn(turn: Turn, times: Mapping[str, float], longest: float, wide: int) -> list[Cell]:
     exit_code = "" if turn.exit_code is None else str(turn.exit_code)
     did = turn.command or (f"no command: {turn.parse_error}" if turn.parse_error else "")
     return [
         str(turn.index),
-        took(sum(times)),
-        drawn,
+        took(sum(times.values())),
+        _drawn(times, longest, wide),
         str(turn.end - turn.start),
         str(turn.cached_tokens),
         str(turn.place),

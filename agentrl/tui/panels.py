@@ -108,7 +108,7 @@ def freshness(view: View, width: int, height: int) -> list[Text]:
     head = line(f"K {status.bound}", f"trainer v{status.version}", f"live v{status.live_version}", status.mode)
     bars = _histogram(ages, top, status.bound, width, max(1, height - 3))
     more = line(Text(f"{unborn} groups have no token yet" if unborn else "", style=DIM), _dropped(status))
-    published = _publication(status)
+    published = _publication(status, width)
     return [head, *bars, published, more] if height > len(bars) + 2 else [head, *bars, published]
 
 
@@ -121,15 +121,15 @@ def _histogram(ages: Counter[int], top: int, bound: int, width: int, room: int) 
             )
             for age in range(top + 1)
         ]
-    cells = max(1, min(top + 1, (width - 5) // 4))
+    cells = max(1, min(top + 1, (width - 6) // 5))
     shown = range(max(0, top + 1 - cells), top + 1)
     marks = Text("").join(
-        Text.assemble(" ", spark([ages[a]], 1, top=most, style=_age_style(a, bound)), fit(count(ages[a]), 2))
+        Text.assemble(" ", spark([ages[a]], 1, top=most, style=_age_style(a, bound)), fit(count(ages[a]), 3))
         if ages[a]
-        else Text(" ·  ", style=DIM)
+        else Text(" ·   ", style=DIM)
         for a in shown
     )
-    names = "".join(f" {a:<3}" for a in shown)
+    names = "".join(f" {a:<4}" for a in shown)
     return [Text.assemble("groups", marks), Text(f"age   {names}", style=DIM)]
 
 
@@ -137,14 +137,22 @@ def _age_style(age: int, bound: int) -> str:
     return BAD if age > bound else FAIR if age == bound and bound else GOOD
 
 
-def _publication(status: Status) -> Text:
-    """Which version each engine holds; what is on its way."""
+def _publication(status: Status, width: int) -> Text:
+    """Which version each engine holds, what is on its way; of many, how many hold each version."""
     parts = []
     for e in status.engines:
         behind = e.version < status.version
         mark = "✓" if not behind else "…" if "v" in e.phase else "·"
         parts.append(Text(f"{e.name} v{e.version}{mark}", style=GOOD if not behind else FAIR))
-    return line(*parts) if parts else Text("no engine", style=BAD)
+    drawn = line(*parts) if parts else Text("no engine", style=BAD)
+    if drawn.cell_len <= width:
+        return drawn
+    held = Counter(e.version for e in status.engines)
+    counted = (
+        Text(f"{held[v]} at v{v}{'✓' if v >= status.version else '…'}", style=GOOD if v >= status.version else FAIR)
+        for v in sorted(held, reverse=True)
+    )
+    return line(f"{len(status.engines)} engines:", *counted)
 
 
 def _dropped(status: Status) -> Text:

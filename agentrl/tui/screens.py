@@ -11,8 +11,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Static
 
-from agentrl.records import AttemptId, GroupId, Turn
-from agentrl.runtime.status import GroupStatus
+from agentrl.records import AttemptId, GroupId
+from agentrl.runtime.status import GroupStatus, Life
 from agentrl.tui import groups
 from agentrl.tui.widgets import Panel
 
@@ -75,12 +75,19 @@ class GroupScreen(Drill):
 
 
 class TurnsScreen(Drill):
-    def __init__(self, attempt: AttemptId, turns: Sequence[Turn]) -> None:
-        self._turns = turns
+    """One attempt from its opening to its batch. waits: how long one that ended at that time has waited for it."""
+
+    def __init__(self, attempt: AttemptId, life: Life, waits: Callable[[AttemptId, float], float]) -> None:
+        self._attempt = attempt
+        self._life = life
+        self._waits = waits
         super().__init__(f"attempt {attempt}", self._lines, heading=2, cursor=False)
 
     def _lines(self, width: int, height: int) -> Sequence[Text]:
-        return groups.turns(self._turns, width) if self._turns else [Text("no durable turn"), Text("")]
+        life = self._life
+        if not life.turns:
+            return [Text("no durable turn"), Text("")]
+        return groups.life(life, self._waits(self._attempt, life.ended_s) if life.ended_s is not None else 0.0, width)
 
 
 class Ask(ModalScreen[bool]):

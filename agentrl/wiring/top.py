@@ -13,9 +13,9 @@ import msgspec
 
 from agentrl.errors import AgentRLError, DeadlineError, UnavailableError
 from agentrl.journal.reader import JournalReader
-from agentrl.records import AttemptId, Turn
+from agentrl.records import AttemptId
 from agentrl.runtime.recent import Recent
-from agentrl.runtime.status import Frame, Status, picture
+from agentrl.runtime.status import Frame, Life, Status, picture
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -103,8 +103,8 @@ class LiveFeed:
             return str(exc)
         return "it drains"
 
-    async def turns(self, attempt: AttemptId) -> tuple[Turn, ...]:
-        return await asyncio.to_thread(_turns, self._journal, attempt)
+    async def life(self, attempt: AttemptId) -> Life:
+        return await asyncio.to_thread(_life, self._journal, attempt)
 
     def play(self, *, speed: float, running: bool) -> None:
         """A live run has its own pace."""
@@ -154,8 +154,8 @@ class Recording:
     async def drain(self) -> str:
         return "a recording: the run is over"
 
-    async def turns(self, attempt: AttemptId) -> tuple[Turn, ...]:
-        return await asyncio.to_thread(_turns, self._journal, attempt)
+    async def life(self, attempt: AttemptId) -> Life:
+        return await asyncio.to_thread(_life, self._journal, attempt)
 
 
 class _Playing:
@@ -197,9 +197,18 @@ def _said(now: float, event: news.Event, commands: list[orders.Command]) -> dict
     return {"now": now, "event": msgspec.to_builtins(event), "commands": msgspec.to_builtins(commands)}
 
 
-def _turns(journal: JournalReader, attempt: AttemptId) -> tuple[Turn, ...]:
-    """Of the attempt, kept or on its way; none where the journal has none or cannot be read now."""
+def _life(journal: JournalReader, attempt: AttemptId) -> Life:
+    """Of the attempt, kept or on its way; empty where the journal has none or cannot be read now."""
     with suppress(AgentRLError, OSError):
         kept = journal.trajectory(attempt)
-        return kept.turns if kept is not None else tuple(payload.turn for payload in journal.turns(attempt))
-    return ()
+        if kept is None:
+            return Life(turns=tuple(payload.turn for payload in journal.turns(attempt)))
+        return Life(
+            turns=kept.turns,
+            open_wait_s=kept.open_wait_s,
+            open_s=kept.open_s,
+            verify_wait_s=kept.verdict.queue_s,
+            verify_s=kept.verdict.verify_s,
+            ended_s=kept.ended_s,
+        )
+    return Life()

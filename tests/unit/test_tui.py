@@ -20,7 +20,7 @@ from agentrl.tui.screens import Ask, GroupScreen, Help, TurnsScreen
 from agentrl.tui.snapshot import snapshot
 from agentrl.tui.widgets import Panel
 from tests import scenes
-from tests.scenes import SCENES, StillFeed
+from tests.scenes import SCENES, SNAPSHOTS, StillFeed, frame_text
 
 Body = Callable[[Top, Pilot[None], StillFeed], Awaitable[None]]
 
@@ -51,8 +51,11 @@ def words(svg: str) -> str:
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)], ids=str)
 @pytest.mark.parametrize("name", SCENES)
-def test_every_scene_is_drawn_whole(name: str, size: tuple[int, int]) -> None:
-    said = words(asyncio.run(snapshot(StillFeed(SCENES[name]()), size)))
+def test_every_scene_is_drawn_whole_and_as_it_was(name: str, size: tuple[int, int]) -> None:
+    """Against tests/snapshots/; `make pictures` draws those anew."""
+    drawn = asyncio.run(snapshot(StillFeed(SCENES[name]()), size))
+    assert frame_text(drawn) == (SNAPSHOTS / f"{name}-{size[0]}x{size[1]}.txt").read_text()
+    said = words(drawn)
     for title in ("1 next batch", "2 freshness", "3 engines", "4 sandboxes", "5 groups", "6 advice and events"):
         assert title in said
     assert "swe-20260101-120000" in said
@@ -183,7 +186,9 @@ def test_enter_drills_to_attempts_and_turns() -> None:
         await pilot.pause()
         assert isinstance(app.screen, TurnsScreen)
         assert feed.asked[-1] == AttemptId(GroupId(335), 7, 0)
-        assert "pytest -q" in shown(app, "drill")
+        said = " ".join(shown(app, "drill").split())
+        for part in ("pytest -q", "open 2.2s", "verify 2.7s", "batch 40s", "for its batch"):
+            assert part in said
         await pilot.press("escape", "escape")
         assert not isinstance(app.screen, GroupScreen | TurnsScreen)
 
@@ -253,6 +258,52 @@ def test_help_and_quit() -> None:
         assert not app.is_running
 
     driven(body)
+
+
+def bound() -> list[tuple[str, str]]:
+    """(where, key) of every key that we listen to. Textual has some of its own."""
+    kinds = (Top, Panel, GroupScreen, TurnsScreen, Ask, Help)
+    ours = [(kind.__name__, base) for kind in kinds for base in kind.__mro__ if base.__module__.startswith("agentrl")]
+    bindings = [(name, binding) for name, base in ours for binding in base.__dict__.get("BINDINGS", ())]
+    return [(name, key) for name, binding in bindings for key in binding.key.split(",")]
+
+
+FIRST = {  # pressed before, so that there is something to leave, to go back from, or to move away from
+    ("Top", "escape"): ("z",),
+    ("Top", "5"): ("1",),
+    **{("Panel", key): ("end",) for key in ("up", "k", "pageup", "home")},
+}
+OPENED = {
+    "GroupScreen": ("enter",),
+    "TurnsScreen": ("enter", "end", "enter"),
+    "Ask": ("d",),
+    "Help": ("question_mark",),
+}
+PLAYED = ("space", "plus", "minus", "equals_sign")
+
+
+def state(app: Top, feed: StillFeed) -> tuple[object, ...]:
+    panels = [(panel.id, panel.row, panel.window) for panel in app.screen.query(Panel)]
+    maximized = app.screen.maximized.id if app.screen.maximized else None
+    focused = app.focused.id if app.focused else None
+    filtering = app.screen_stack[0].query_one("#filter").display
+    return (
+        *([type(screen) for screen in app.screen_stack], panels, maximized, focused, filtering),
+        *(app.theme, app._sort, app._speed, app._going, len(feed.asked), app.is_running),
+    )
+
+
+@pytest.mark.parametrize(("where", "key"), bound(), ids=str)
+def test_every_key_does_something(where: str, key: str) -> None:
+    async def body(app: Top, pilot: Pilot[None], feed: StillFeed) -> None:
+        await pilot.press(*OPENED.get(where, ()), *FIRST.get((where, key), ()))
+        await pilot.pause()
+        before = state(app, feed)
+        await pilot.press(key)
+        await pilot.pause()
+        assert state(app, feed) != before
+
+    driven(body, live=key not in PLAYED)
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
