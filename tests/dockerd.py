@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from agentrl.recipe.schema import Docker, Sandbox
@@ -101,11 +102,19 @@ class Engine:
         try:
             self._process.wait(_START_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._end_left_over()
             for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
                 if line.split()[1].startswith(str(self.folder)):
                     subprocess.run(["umount", "-l", line.split()[1]], check=False)
+
+
+    def _end_left_over(self) -> None:
+        """Shims of an engine that was killed name its folder, and the containers are their children."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if str(self.folder) in " ".join(process.cmdline()):
+                    for one in (*process.children(recursive=True), process):
+                        one.kill()
 
 
 @contextlib.contextmanager

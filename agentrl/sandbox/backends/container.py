@@ -23,7 +23,7 @@ from agentrl.sandbox.backends.dockerd import Dockerd
 from agentrl.sandbox.backends.inside import cgroups, contained, init
 
 RUN, OWNER = "agentrl.run", "agentrl.owner"  # labels: whose it is, and the process that it must not outlive
-_HELLO_S = 60.0  # from the engine's word that it runs to the init's
+_HELLO_S = 30.0  # from the engine's word that it runs to the init's
 _CONTROL_S = 30.0
 _SPARE_PIDS = 8  # the init and the supervisors of running commands
 _SPARE_MB = 24  # the init
@@ -67,6 +67,7 @@ class Container:
     def __init__(self, kind: Kind, name: str, made: str, control: socket.socket, *, portable: bool) -> None:
         self.kind, self.name, self.id, self.control = kind, name, made, control
         self.portable = portable  # CPUs are moved by the engine: we may not write its control groups
+        self.cpus: tuple[int, ...] = ()  # where that has put it
 
     async def renew(
         self, *, workdir: str = "/", env: Mapping[str, str] | None = None, cpus: Sequence[int] = ()
@@ -209,7 +210,10 @@ async def _hello(name: str, listener: socket.socket, word: int) -> socket.socket
         return accepting.result()[0]
     if none.done():
         raise NoInterpreter
-    raise DeadlineError(f"container {name}: its init said nothing for {_HELLO_S:.0f} s")
+    raise DeadlineError(
+        f"container {name}: its init said nothing for {_HELLO_S:.0f} s",
+        hint="Is the engine on this very machine, and not behind a container of its own? It must see our folders.",
+    )
 
 
 async def _readable(fd: int) -> None:

@@ -210,9 +210,12 @@ class DockerBackend:
         await self._dockerd.remove(one.name)
 
     async def move(self, one: Container, cpus: tuple[int, ...]) -> None:
-        """The portable way: 23 ms, by the engine."""
+        """The portable way: 24 ms, by the engine."""
+        if cpus == one.cpus:
+            return
         text = cgroups.cpu_list(cpus)
         await self._dockerd.call(f"move {one.name}", lambda client: client.update_container(one.id, cpuset_cpus=text))
+        one.cpus = cpus
 
     async def reap(self, label: str | None = None) -> int:
         found = await self._dockerd.labelled({OWNER: "", RUN: label or ""})

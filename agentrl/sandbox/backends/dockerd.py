@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,6 +34,8 @@ class Dockerd:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dockerd")
         self._client: Any = None
         self._connecting = threading.Lock()
+        if importlib.util.find_spec("docker") is None:
+            raise UnavailableError("sandbox backend docker: no docker SDK here", hint="pip install 'agentrl[docker]'")
         if not self.url.startswith("unix://"):
             raise UserError(
                 f"sandbox.docker.url: {self.url} is not on this machine",

@@ -44,7 +44,7 @@ class Figures(Record):
     many: int  # boxes alive at once in what follows
     many_start_per_s: float
     many_exec_per_s: float
-    pss_mb_per_box: float  # idle; the launcher's own share included; NaN where this user may not read it
+    pss_mb_per_box: float  # idle; the launcher's share included; NaN where it cannot be read, or an engine runs them
     many_kill_s: float
 
 
@@ -62,7 +62,7 @@ async def measure(backend: Backend, *, repeats: int = 20, many: int = 256, calle
     puts = [await _timed(lambda: _put(box)) for _ in range(repeats + 3)]
     resets = []
     for _ in range(repeats // 2 + 3):
-        await _run(box, "for i in $(seq 20); do head -c 1M /dev/zero > /work/$i; done")
+        await _run(box, "for i in $(seq 20); do head -c 1048576 /dev/zero > /work/$i; done")
         resets.append(await _timed(box.reset))
     await box.kill()
     crowd = await _crowd(backend, many, callers)
@@ -135,14 +135,15 @@ def _latency(seconds: list[float]) -> Latency:
 
 def _pss_mb() -> float:
     """Proportional share of memory of everything this process started."""
+    below = processes.descendants(os.getpid())
     kilobytes = 0
-    for pid in processes.descendants(os.getpid()):
+    for pid in below:
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except PermissionError:
             return math.nan
         kilobytes += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-    return kilobytes / 1024
+    return kilobytes / 1024 if below else math.nan
 
 
 def table(figures: Figures) -> str:

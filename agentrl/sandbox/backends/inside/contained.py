@@ -36,6 +36,7 @@ def main() -> None:
 
 def _make_box(handles: list[int]) -> init.Box:
     """handles: of `cgroups.Group.handles`, or the second alone where the daemon may not write control groups."""
+    seccomp.check()
     image, base = f"{HOME}/image", f"{HOME}/base"
     for folder in (image, base):
         os.mkdir(folder)
