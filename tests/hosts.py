@@ -20,6 +20,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -131,7 +132,7 @@ class Machine:
             self._boot.kill()
             self._boot.communicate()
             self._boot = None
-            self._network.switch(f"link delete {self.name}")
+            self._network.unplug(self)
 
     def cut(self) -> None:
         """From now on packets are lost, silently, both ways."""
@@ -248,6 +249,11 @@ class Network:
             f"link set {port} master br0",
             f"link set {port} up",
         )
+
+    def unplug(self, machine: Machine) -> None:
+        """The kernel does it too, some time after the machine's end."""
+        with suppress(AssertionError):
+            self.switch(f"link delete {machine.name}")
 
     def switch(self, *commands: str) -> None:
         """`ip` commands at the switch."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import errno
-import getpass
 import http.client
 import json
 import os
 import platform
+import pwd
 import signal
 import socket
 import subprocess
@@ -57,6 +57,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         "memory": memory,
         "sudo": sudo,
         "namespaces": namespaces,
+        "started": started,
         "ports_taken": lambda: [port for port in asked["ports"] if taken(port)],
         "sandbox": lambda: sandbox(python, asked["sandbox"]) if asked["sandbox"] else None,
     }
@@ -70,12 +71,15 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
 def who() -> dict[str, Any]:
     names = dict(line.split("=", 1) for line in read("/etc/os-release").splitlines() if "=" in line)
     system = names.get("PRETTY_NAME", "").strip('"')
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        user = str(os.getuid())
-    kernel = platform.release()
+    user, kernel = name_of(os.getuid()), platform.release()
     return {"user": user, "uid": os.getuid(), "machine": socket.gethostname(), "system": system, "kernel": kernel}
+
+
+def name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def run(argv: list[str], stdin: str = "", limit_s: float = _QUICK_S) -> tuple[int, str]:
@@ -199,6 +203,24 @@ def namespaces() -> str:
     if code == errno.ENOSPC:  # the kernel's word for a limit
         return "a limit below /proc/sys/user/ is reached"
     return "unshare: " + (os.strerror(code) if 0 < code < 124 else said[-100:])
+
+
+def started() -> list[dict[str, Any]]:
+    """What runs here for some run or service, by the folder that it has here (`inventory.Site`): only what a detached
+    guard started has that mark in its environment. Other users' processes show themselves to root only."""
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"AGENTRL_DETACHED=" not in (folder / "environ").read_bytes():
+                continue
+            words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+            process = int(folder.name), name_of(folder.stat().st_uid)
+        except OSError:
+            continue  # another user's, or gone
+        role = "sandbox" if "agentrl.sandbox.daemon" in words else "engines"
+        for run in [word.rpartition("/runs/")[2].split("/")[0] for word in words if "/runs/" in word][:1]:
+            found[run, role] = min(found.get((run, role), process), process)
+    return [{"run": run, "role": role, "pid": pid, "user": user} for (run, role), (pid, user) in sorted(found.items())]
 
 
 def taken(port: int) -> bool:

@@ -93,6 +93,15 @@ class Memory(Said):
     available: int
 
 
+class Started(Said):
+    """What runs there for a run or service. run: the name of its folder there. role: as in the recipe's hosts."""
+
+    run: str
+    role: str
+    pid: int
+    user: str
+
+
 class Boxes(Said):
     isolation: str
     fault: str
@@ -112,6 +121,7 @@ class Facts(Said):
     memory: Memory
     sudo: bool
     namespaces: str
+    started: tuple[Started, ...]
     ports_taken: tuple[int, ...]
     sandbox: Boxes | None
     clock: tuple[float, float]  # its own clock when the probe began and when it ended

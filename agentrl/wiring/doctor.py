@@ -23,6 +23,7 @@ from agentrl.wiring.derive import model_path, task_source
 from agentrl.wiring.findings import Finding, fail, ok, warn
 from agentrl.wiring.models import check_model
 from agentrl.wiring.plan import Plan, plan
+from agentrl.wiring.preflight import examine_inventory
 
 _LIMIT_S = 60.0  # of one check
 _QUICK_S = 10.0
@@ -45,7 +46,10 @@ async def examine(recipe: Recipe) -> list[Finding]:
         ("disk", lambda: _disk(planned)),
         ("clock", _clock),
     ]
-    return list(await asyncio.gather(*(_limited(name, check) for name, check in checks)))
+    here, there = await asyncio.gather(
+        asyncio.gather(*(_limited(name, check) for name, check in checks)), examine_inventory(recipe)
+    )
+    return [*here, *there]
 
 
 def _of_a_lone_machine(recipe: Recipe, planned: Plan) -> list[Check]:

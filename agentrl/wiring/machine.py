@@ -83,7 +83,7 @@ def clock() -> str:
     except AttributeError:
         return "the kernel does not say whether it is synchronised"
     if state == _TIME_ERROR:
-        return "not synchronised by the kernel's account; matters where several hosts take part"
+        return "not synchronised by the kernel's account; matters only to logs of several hosts side by side"
     return "synchronised"
 
 

@@ -7,12 +7,14 @@ stops at the first failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 import agentrl
 from agentrl.errors import AgentRLError, UnavailableError, UserError
+from agentrl.hosts.inventory import Sites, connected
 from agentrl.hosts.survey import Ask, Clock, Facts, survey
 from agentrl.ports import Host
 from agentrl.recipe.schema import HostSpec, Recipe
@@ -32,16 +34,36 @@ _LEAST_DISK = 200 << 20  # for logs, sandboxes' files and agentrl itself
 _SKEW_S = 1.0  # logs of several hosts could no longer be read side by side; nothing that is counted depends on it
 
 
-async def examine_hosts(recipe: Recipe, hosts: Mapping[str, Host]) -> list[Finding]:
+Mine = Collection[str] | None
+"""Folders on the hosts (their names) whose processes are our own: others' are in the way. None: nothing is started."""
+
+
+async def examine_hosts(recipe: Recipe, hosts: Mapping[str, Host], mine: Mine = None) -> list[Finding]:
     """Of every host of the recipe, in its order."""
-    found = await asyncio.gather(*(examine_host(recipe, spec, hosts[spec.name]) for spec in recipe.hosts))
+    found = await asyncio.gather(*(examine_host(recipe, spec, hosts[spec.name], mine) for spec in recipe.hosts))
     return [finding for findings in found for finding in findings]
 
 
-async def require(recipe: Recipe, hosts: Mapping[str, Host]) -> None:
+async def examine_inventory(recipe: Recipe) -> list[Finding]:
+    """The same, with a connection to each that is closed again."""
+    found = await asyncio.gather(*(_visit(recipe, spec) for spec in recipe.hosts))
+    return [finding for findings in found for finding in findings]
+
+
+async def _visit(recipe: Recipe, spec: HostSpec) -> list[Finding]:
+    try:
+        async with connected(msgspec.structs.replace(recipe, hosts=(spec,)), Path(), "") as sites:
+            return await examine_host(recipe, spec, sites[spec.name].host)
+    except AgentRLError as exc:
+        return [msgspec.structs.replace(_unreachable(exc), host=spec.name)]
+
+
+async def require(recipe: Recipe, sites: Sites) -> None:
     """Raises ONE error, of the first host that cannot do its part: UserError where the recipe must change,
     UnavailableError where the host must."""
-    failures = [finding for finding in await examine_hosts(recipe, hosts) if finding.state == "fail"]
+    hosts = {name: site.host for name, site in sites.items()}
+    mine = {site.run_dir.rpartition("/")[2] for site in sites.values()}
+    failures = [finding for finding in await examine_hosts(recipe, hosts, mine) if finding.state == "fail"]
     if not failures:
         return
     first = failures[0]
@@ -51,15 +73,19 @@ async def require(recipe: Recipe, hosts: Mapping[str, Host]) -> None:
     raise kind(said + more, hint=first.remedy)
 
 
-async def examine_host(recipe: Recipe, spec: HostSpec, host: Host) -> list[Finding]:
+async def examine_host(recipe: Recipe, spec: HostSpec, host: Host, mine: Mine = None) -> list[Finding]:
     """A host that cannot be reached is one finding."""
     try:
         facts, clock = await survey(host, ask_of(recipe, spec, host))
     except AgentRLError as exc:
-        found = [fail("reachable", str(exc), exc.hint, users=isinstance(exc, UserError))]
+        found = [_unreachable(exc)]
     else:
-        found = list(judge(recipe, spec, facts, clock))
+        found = list(judge(recipe, spec, facts, clock, mine))
     return [msgspec.structs.replace(finding, host=spec.name) for finding in found]
+
+
+def _unreachable(exc: AgentRLError) -> Finding:
+    return fail("reachable", str(exc), exc.hint, users=isinstance(exc, UserError))
 
 
 def ask_of(recipe: Recipe, spec: HostSpec, host: Host) -> Ask:
@@ -75,7 +101,7 @@ def ask_of(recipe: Recipe, spec: HostSpec, host: Host) -> Ask:
     )
 
 
-def judge(recipe: Recipe, spec: HostSpec, facts: Facts, clock: Clock) -> Iterator[Finding]:
+def judge(recipe: Recipe, spec: HostSpec, facts: Facts, clock: Clock, mine: Mine = None) -> Iterator[Finding]:
     """Pure: what the facts mean for this recipe."""
     who = facts.who
     yield ok("reachable", f"{who.user} at {who.machine}: {who.system}, kernel {who.kernel}")
@@ -85,6 +111,7 @@ def judge(recipe: Recipe, spec: HostSpec, facts: Facts, clock: Clock) -> Iterato
     if engines:
         yield from _engines(recipe, engines, facts)
     yield _gpus(recipe, engines, facts)
+    yield _others(recipe, spec, facts, mine)
     if "sandbox" in spec.roles and not recipe.sandbox.attach:
         yield _sandboxes(recipe, facts)
     yield _docker(recipe, spec, facts)
@@ -163,6 +190,18 @@ def _gpus(recipe: Recipe, engines: int, facts: Facts) -> Finding:
     if wanted and busy:
         return warn("GPUs", f"{said}; memory of {', '.join(map(str, busy))} is in use", "see who: nvidia-smi")
     return ok("GPUs", said if found.gpus else "none, none needed")
+
+
+def _others(recipe: Recipe, spec: HostSpec, facts: Facts, mine: Mine) -> Finding:
+    """GPUs and CPU sets are for one at a time. What runs in another role, or is attached to, disturbs nobody."""
+    attached = {"engines": recipe.engines.attach, "sandbox": recipe.sandbox.attach}
+    strangers = [one for one in facts.started if one.run not in (mine or ())]
+    taken = [one for one in strangers if one.role in spec.roles and not attached[one.role]]
+    if not taken:
+        return ok("in use", "by nobody else")
+    said = "; ".join(f"{one.run} has its {one.role} there (process {one.pid} of {one.user})" for one in taken)
+    remedy = "wait until that is over, end it, or use it: engines.attach, sandbox.attach"
+    return warn("in use", said, remedy) if mine is None else fail("in use", said, remedy)
 
 
 def _sandboxes(recipe: Recipe, facts: Facts) -> Finding:

@@ -14,6 +14,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import UnavailableError
+from agentrl.hosts.inventory import Site
 from agentrl.hosts.local import LocalHost
 from agentrl.hosts.survey import Ask, Facts, survey
 from agentrl.recipe.load import load
@@ -87,7 +88,7 @@ def test_interpreters_and_what_they_hold(tmp_path: Path) -> None:
 
 def refused(recipe: Recipe, host: LocalHost) -> str:
     with pytest.raises(UnavailableError) as raised:
-        asyncio.run(require(recipe, {host.name: host}))
+        asyncio.run(require(recipe, {host.name: Site(host, f"{host.home}/runs/r-{host.name}", recipe.hosts[0])}))
     assert raised.value.hint
     return str(raised.value)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import agentrl
 from agentrl.errors import DeadlineError, UnavailableError, UserError
+from agentrl.hosts.inventory import Site, Sites
 from agentrl.hosts.survey import Ask, Clock, Facts, between, survey
 from agentrl.recipe.schema import Engines, HostSpec, Recipe, Sandbox
 from agentrl.wiring.findings import Finding
@@ -33,6 +34,7 @@ FACTS: dict[str, Any] = {
     "memory": {"total": 10**12, "available": 9 * 10**11},
     "sudo": False,
     "namespaces": "",
+    "started": [],
     "ports_taken": [],
     "sandbox": {"isolation": "namespace: all of it", "fault": "", "hint": ""},
     "clock": [0.0, 1.0],
@@ -41,11 +43,17 @@ SGLANG = Recipe(name="r", hosts=(SPEC,), engines=Engines(kind="sglang", count=1,
 
 
 def found(
-    recipe: Recipe = SGLANG, clock: Clock | None = None, spec: HostSpec = SPEC, **changes: Any
+    recipe: Recipe = SGLANG,
+    clock: Clock | None = None,
+    spec: HostSpec = SPEC,
+    mine: set[str] | None = None,
+    **changes: Any,
 ) -> dict[str, Finding]:
     facts = {name: value | changes.get(name, {}) if isinstance(value, dict) else value for name, value in FACTS.items()}
     facts |= {name: value for name, value in changes.items() if not isinstance(value, dict) or FACTS[name] is None}
-    findings = list(judge(recipe, spec, msgspec.convert(facts, Facts), clock or Clock(offset_s=0.01, error_s=0.02)))
+    findings = list(
+        judge(recipe, spec, msgspec.convert(facts, Facts), clock or Clock(offset_s=0.01, error_s=0.02), mine)
+    )
     named = {finding.name: finding for finding in findings}
     assert len(named) == len(findings), "a name twice"
     assert all(finding.remedy for finding in findings if finding.state != "ok"), "no remedy"
@@ -123,6 +131,20 @@ def test_a_clock_is_off_only_where_that_is_sure(offset: float, error: float, sta
     assert found(clock=Clock(offset_s=offset, error_s=error))["clock"].state == state
 
 
+def test_a_host_that_another_run_uses() -> None:
+    engines = {"run": "other-1-h1", "role": "engines", "pid": 7, "user": "ann"}
+    boxes = engines | {"role": "sandbox"}
+    assert found(started=[engines])["in use"].state == "warn"  # nothing is to be started
+    assert found(started=[engines], mine={"r-1-h1"})["in use"].state == "fail"
+    said = found(started=[engines, boxes], mine={"r-1-h1"})["in use"].detail
+    assert said == "; ".join(f"other-1-h1 has its {role} there (process 7 of ann)" for role in ("engines", "sandbox"))
+    assert found(started=[engines | {"run": "r-1-h1"}], mine={"r-1-h1"})["in use"].state == "ok"  # a leftover of ours
+    sandboxes = HostSpec(name="h1", roles=("sandbox",))
+    assert found(started=[engines], mine={"r-1-h1"}, spec=sandboxes)["in use"].state == "ok"
+    attaching = serving(attach=("http://127.0.0.1:1",))
+    assert found(attaching, started=[engines], mine={"r-1-h1"})["in use"].state == "ok"
+
+
 class Posing:
     """A host that answers as told."""
 
@@ -136,6 +158,10 @@ class Posing:
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer if stdin else (0, f"{time.time() + self._skew_s}\n")
+
+
+def sites(host: Posing) -> Sites:
+    return {"h1": Site(host, "/home/rl/.agentrl/runs/r-1234-h1", SPEC)}  # type: ignore[arg-type]
 
 
 def test_a_clock_is_asked_more_than_once() -> None:
@@ -165,13 +191,13 @@ POOR = msgspec.json.encode(
 )  # fmt: skip
 def test_one_error_before_anything_is_started(answer: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind) as raised:
-        asyncio.run(require(SGLANG, {"h1": Posing(answer)}))  # type: ignore[dict-item]
+        asyncio.run(require(SGLANG, sites(Posing(answer))))
     assert says in str(raised.value)
 
 
 def test_nothing_wrong_raises_nothing() -> None:
     answer = msgspec.json.encode(FACTS).decode()
-    asyncio.run(require(SGLANG, {"h1": Posing((0, answer))}))  # type: ignore[dict-item]
+    asyncio.run(require(SGLANG, sites(Posing((0, answer)))))
 
 
 def test_the_probe_is_asked_for_what_runs_there() -> None:
