@@ -295,7 +295,8 @@ class Host(Protocol):
     async def start(
         self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, label: str = ""
     ) -> Process:
-        """Start without a shell, output appended to the file `log`. A leftover of the same label is ended first.
+        """Start without a shell, output appended to the file `log`. A leftover of the same label and log is ended
+        first: of two runs on one machine each has its own.
 
         UnavailableError where there is no such program, UserError where the log cannot be written.
         """
@@ -320,7 +321,7 @@ class Host(Protocol):
 
     async def reach(self, address: str) -> str:
         """An address here, of the same kind, that reaches `address` there until `aclose`, whatever the link does
-        meanwhile: "HOST:PORT" (on its loopback) or "unix:/path". While the link is down, connecting is refused."""
+        meanwhile: "HOST:PORT" (on its loopback) or "unix:/path". While the link is down, calls fail at once."""
         ...
 
     async def free_port(self) -> int:

@@ -37,7 +37,7 @@ class LocalHost:
         self.name = name
         self.python = python
         self.home = home or str(Path("~/.agentrl").expanduser())
-        self._labelled: WeakValueDictionary[str, LocalProcess] = WeakValueDictionary()
+        self._labelled: WeakValueDictionary[tuple[str, str], LocalProcess] = WeakValueDictionary()
 
     async def wait_link(self, *, up: bool) -> str:
         if not up:
@@ -47,11 +47,11 @@ class LocalHost:
     async def start(
         self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, label: str = ""
     ) -> LocalProcess:
-        """Start without a shell, output appended to the file `log`. A leftover of the same label is ended first; of
-        another LocalHost there can be none, its processes end with it.
+        """Start without a shell, output appended to the file `log`. A leftover of the same label and log is ended
+        first; of another LocalHost there can be none, its processes end with it.
 
         UnavailableError where there is no such program, UserError where the log cannot be written."""
-        if label and (leftover := self._labelled.get(label)):
+        if label and (leftover := self._labelled.get((label, log))):
             await leftover.stop()
         try:
             path = Path(log)
@@ -64,7 +64,7 @@ class LocalHost:
         finally:
             os.close(output)
         if label:
-            self._labelled[label] = process
+            self._labelled[label, log] = process
         return process
 
     async def run(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> tuple[int, str]:
