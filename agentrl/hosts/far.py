@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ log = logging.getLogger("agentrl.hosts")
 
 _KILL_S = 15.0
 _AGAIN_S = 0.2
+_TIDY_S = 5.0
 
 
 class Machine(Protocol):
@@ -33,6 +35,8 @@ class Machine(Protocol):
     async def wait_link(self, *, up: bool) -> str: ...
 
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes: ...
+
+    async def run(self, argv: Sequence[str], *, timeout_s: float, stdin: bytes = b"") -> tuple[int, str]: ...
 
     async def sweep(self, folder: str) -> None:
         """Ends what a killed guard left behind."""
@@ -108,9 +112,16 @@ class SshProcess:
                 code = await self._attend(await self._host.connection())
                 if code is not None:
                     self._host.ended(self)
+                    await self._tidy()
                     return code
             await asyncio.sleep(_AGAIN_S)  # a connection just lost may still count as up
             await self._host.wait_link(up=True)
+
+    async def _tidy(self) -> None:
+        """Its code is known: what told it goes, unless another is in its place."""
+        remove = 'grep -qs -- "$2" "$1/code" && rm -rf -- "$1" && rmdir -- "${1%/*}" 2>/dev/null; true'
+        with suppress(UnavailableError, DeadlineError):
+            await self._host.run(["sh", "-c", remove, "sh", self._folder, self._nonce], timeout_s=_TIDY_S)
 
     async def _attend(self, connection: asyncssh.SSHClientConnection) -> int | None:
         """Until its end (its code) or the channel's (None)."""

@@ -104,7 +104,7 @@ def run_with_kills(
         victim = rng.choice(victims)
         with contextlib.suppress(psutil.Error):
             victim.send_signal(signal.SIGSTOP)
-        acknowledged |= _turns(folder / "run.sqlite")
+        acknowledged |= turns_of(folder / "run.sqlite")
         with contextlib.suppress(psutil.Error):
             victim.kill()
         report.kills[kind] += 1
@@ -114,7 +114,7 @@ def run_with_kills(
         run.process.send_signal(signal.SIGINT)
     code = run.process.wait(timeout=900)
     report.summary = json.loads((folder / "summary.json").read_text()) | {"exit_code": code}
-    _account(report, acknowledged, folder)
+    account(report, acknowledged, folder)
     report.leaked = leaks(folder)
     return report
 
@@ -128,7 +128,7 @@ def _wait_for_turns(run: Run, gap_s: float) -> bool:
     return False
 
 
-def _turns(path: Path) -> Turns:
+def turns_of(path: Path) -> Turns:
     """Every acknowledged turn: of unfinished conversations and of finished trajectories."""
     found: Turns = {}
     if not path.exists():
@@ -156,7 +156,7 @@ def _parse(attempt: str) -> AttemptId:
     return AttemptId(GroupId(group), member, attempt_number)
 
 
-def _account(report: Report, acknowledged: Turns, folder: Path) -> None:
+def account(report: Report, acknowledged: Turns, folder: Path) -> None:
     """What became of every acknowledged turn, by the journal's own account of the run."""
     core = Core(policy_of(load(folder / "recipe.toml")))
     dropped: set[int] = set()
@@ -169,7 +169,7 @@ def _account(report: Report, acknowledged: Turns, folder: Path) -> None:
                     dropped.add(command.group)
                 if isinstance(command, orders.StartAttempt) and command.attempt.attempt and command.resume is None:
                     over.add(command.attempt[:2])
-    now = _turns(folder / "run.sqlite")
+    now = turns_of(folder / "run.sqlite")
     report.acknowledged = len(acknowledged)
     for key, reply in acknowledged.items():
         if now.get(key) == reply:
