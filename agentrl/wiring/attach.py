@@ -66,15 +66,21 @@ def is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
 
 
-def remote_run(url: str, token_file: Path, name: str, *, runs: Path = RUNS) -> LiveRun:
-    """A run whose folder is on another machine. name: its recipe's. Blocking; makes our own folder for it, which is the
-    same whenever this machine attaches to that run. UserError where there is no token."""
+def token_in(file: Path) -> str:
+    """UserError where there is none."""
+    hint = "copy the file `token` of the run's folder here"
     try:
-        token = token_file.read_text().strip()
+        token = file.read_text().strip()
     except OSError as exc:
-        raise UserError(f"{token_file}: {exc.strerror}", hint="copy the file `token` of the run's folder here") from exc
+        raise UserError(f"{file}: {exc.strerror}", hint=hint) from exc
     if not token.isascii() or not token.isprintable() or not token:
-        raise UserError(f"{token_file}: holds no token", hint="copy the file `token` of the run's folder here")
+        raise UserError(f"{file}: holds no token", hint=hint)
+    return token
+
+
+def remote_run(url: str, token: str, name: str, *, runs: Path = RUNS) -> LiveRun:
+    """A run whose folder is on another machine. name: its recipe's. Blocking; makes our own folder for it, which is the
+    same whenever this machine attaches to that run."""
     folder = runs / f"{name}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     return LiveRun(folder=str(folder), url=url.rstrip("/"), token=token, remote=True)

@@ -37,9 +37,11 @@ def ssh(network: Network, *argv: str) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
 
 
-def test_the_trainer_here_the_run_there(tmp_path: Path) -> None:
+def test_the_trainer_here_the_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a tunnel of OpenSSH's the run answers; HOST:FOLDER needs none."""
     with Network() as network:
         there = network.add("h1")
+        monkeypatch.setenv("HOME", network.env["HOME"])
         run = [sys.executable, "-m", "agentrl.cli.main", "run", str(RECIPE), "--run-dir", "run", "--steps", "2"]
         with ssh(network, "h1", shlex.join([*run, "--json", *SETTINGS])) as running:
             url = eventually(lambda: (there.home / "run" / "url").read_text()).strip()
@@ -53,12 +55,13 @@ def test_the_trainer_here_the_run_there(tmp_path: Path) -> None:
                     ran(tmp_path, "train", RECIPE, "--attach", here, "--token-file", file, *SETTINGS)
                     for file in (RECIPE, tmp_path / "other")
                 )
-                argv = ["train", RECIPE, "--attach", here, "--token-file", tmp_path / "token", "--json", *SETTINGS]
-                trained = ran(tmp_path, *argv)
-                out, err = running.communicate(timeout=60)
+            nobody = ran(tmp_path, "train", RECIPE, "--attach", "h1:elsewhere", *SETTINGS)
+            trained = ran(tmp_path, "train", RECIPE, "--attach", "h1:run", "--json", *SETTINGS)
+            out, err = running.communicate(timeout=60)
         assert (no_token.code, wrong.code) == (2, 2), wrong.err
         assert "holds no token" in no_token.err
         assert "has another token" in wrong.err
+        assert (nobody.code, "h1:elsewhere: no run is live there" in nobody.err) == (3, True), nobody.err
         assert trained.code == 0, trained.err
         assert running.returncode == 0, err
         assert [step["version"] for step in trained.document["steps"]] == [1, 2]

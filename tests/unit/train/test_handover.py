@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -39,11 +41,11 @@ def weights(face: Served) -> bytes:
     return Path(face.store.path(Version(1)), "model.safetensors").read_bytes()
 
 
-def talk(run: Path, use: Use, *, lasts: int | None = None) -> None:
+def talk(run: Path, use: Use, *, lasts: int | None = None, within_s: float = 30.0) -> None:
     """A client that holds a lease on batch 0, over a line whose connections last `lasts` bytes."""
 
     async def main() -> None:
-        async with asyncio.timeout(30), served(run / "there", model(run / "model")) as face:
+        async with asyncio.timeout(within_s), served(run / "there", model(run / "model")) as face:
             line = Line(face.url, lasts if lasts is not None else 1 << 40)
             async with line.open() as url, RunClient(url, TOKEN, patience_s=10) as client:
                 stepping = asyncio.ensure_future(face.desk.step(make_batch()))
@@ -203,3 +205,35 @@ def test_bytes_land_only_where_they_belong(tmp_path: Path, sends: list[tuple[int
             assert await inbox.offer(manifest) == {"w.safetensors": len(held)}
 
     asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_how_fast(tmp_path: Path) -> None:
+    """Prints it; client and run share this process."""
+
+    async def use(client: RunClient, face: Served, lease: str) -> None:
+        made = model(tmp_path / "made")
+        with (made / "model.safetensors").open("wb") as file:
+            file.write(os.urandom(1 << 30))
+        late = asyncio.ensure_future(lateness())
+        began = time.perf_counter()
+        await client.give(lease, Version(1), str(made))
+        given = time.perf_counter()
+        await client.take(Version(1), str(tmp_path / "taken"))
+        taken = time.perf_counter()
+        late.cancel()
+        worst = max(await late)
+        print(f"1 GiB: {given - began:.1f} s to the run, {taken - given:.1f} s from it; event loop late {worst:.3f} s")
+
+    talk(tmp_path, use, within_s=110.0)
+
+
+async def lateness() -> list[float]:
+    """Of the event loop, until it is cancelled."""
+    found = [0.0]
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            due = time.perf_counter() + 0.01
+            await asyncio.sleep(0.01)
+            found.append(time.perf_counter() - due)
+    return found
