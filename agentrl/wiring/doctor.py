@@ -42,7 +42,7 @@ async def examine(recipe: Recipe) -> list[Finding]:
         ("tasks", lambda: _tasks(recipe)),
         ("libraries", lambda: _libraries(recipe)),
         *([] if recipe.hosts else _of_a_lone_machine(recipe, planned)),
-        ("memory", lambda: _memory(planned)),
+        ("memory", lambda: _memory(planned, boxes=not recipe.hosts)),
         ("disk", lambda: _disk(planned)),
         ("clock", _clock),
     ]
@@ -104,7 +104,8 @@ async def _tasks(recipe: Recipe) -> Finding:
 
 async def _libraries(recipe: Recipe) -> Finding:
     """In a process of its own: importing torch takes seconds and a broken build may crash."""
-    wanted = [*(["torch", "safetensors"] if recipe.engines.kind == "embedded" and not recipe.engines.attach else [])]
+    here = recipe.engines.kind == "embedded" and not recipe.engines.attach and not recipe.hosts
+    wanted = ["torch", "safetensors"] if here else []
     wanted += ["torch", "transformers", "safetensors"] if recipe.train.embedded else []
     wanted = list(dict.fromkeys(wanted))
     if not wanted:
@@ -186,10 +187,11 @@ async def _gpus(recipe: Recipe) -> Finding:
     return ok("GPUs", said or "none, none needed")
 
 
-async def _memory(planned: Plan) -> Finding:
+async def _memory(planned: Plan, *, boxes: bool) -> Finding:
+    """boxes: sandboxes are here."""
     found = planned.machine
     said = f"{found.memory_available / 1e9:.1f} of {found.memory_total / 1e9:.1f} GB free"
-    if found.sandboxes_memory > found.memory_available:
+    if boxes and found.sandboxes_memory > found.memory_available:
         limits = f"{said}; the limits of {found.sandboxes} sandboxes sum to {found.sandboxes_memory / 1e9:.1f} GB"
         return warn("memory", limits, "fine for small tasks; else lower window.attempts")
     return ok("memory", said)

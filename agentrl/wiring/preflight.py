@@ -7,7 +7,7 @@ stops at the first failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,14 +38,8 @@ Mine = Collection[str] | None
 """Folders on the hosts (their names) whose processes are our own: others' are in the way. None: nothing is started."""
 
 
-async def examine_hosts(recipe: Recipe, hosts: Mapping[str, Host], mine: Mine = None) -> list[Finding]:
-    """Of every host of the recipe, in its order."""
-    found = await asyncio.gather(*(examine_host(recipe, spec, hosts[spec.name], mine) for spec in recipe.hosts))
-    return [finding for findings in found for finding in findings]
-
-
 async def examine_inventory(recipe: Recipe) -> list[Finding]:
-    """The same, with a connection to each that is closed again."""
+    """Of every host of the recipe, in its order, with a connection to each that is closed again."""
     found = await asyncio.gather(*(_visit(recipe, spec) for spec in recipe.hosts))
     return [finding for findings in found for finding in findings]
 
@@ -58,12 +52,17 @@ async def _visit(recipe: Recipe, spec: HostSpec) -> list[Finding]:
         return [msgspec.structs.replace(_unreachable(exc), host=spec.name)]
 
 
-async def require(recipe: Recipe, sites: Sites) -> None:
+async def require(recipe: Recipe, sites: Sites, *, roles: Collection[str] = ("engines", "sandbox")) -> None:
     """Raises ONE error, of the first host that cannot do its part: UserError where the recipe must change,
-    UnavailableError where the host must."""
-    hosts = {name: site.host for name, site in sites.items()}
+    UnavailableError where the host must. roles: what is about to be started."""
     mine = {site.run_dir.rpartition("/")[2] for site in sites.values()}
-    failures = [finding for finding in await examine_hosts(recipe, hosts, mine) if finding.state == "fail"]
+    starting = [
+        msgspec.structs.replace(spec, roles=kept)
+        for spec in recipe.hosts
+        if (kept := tuple(role for role in spec.roles if role in roles))
+    ]
+    found = await asyncio.gather(*(examine_host(recipe, spec, sites[spec.name].host, mine) for spec in starting))
+    failures = [finding for findings in found for finding in findings if finding.state == "fail"]
     if not failures:
         return
     first = failures[0]
@@ -84,13 +83,19 @@ async def examine_host(recipe: Recipe, spec: HostSpec, host: Host, mine: Mine = 
     return [msgspec.structs.replace(finding, host=spec.name) for finding in found]
 
 
+def _engines_of(recipe: Recipe, spec: HostSpec) -> list[int]:
+    """Numbers of those that are started there."""
+    if recipe.engines.attach or "engines" not in spec.roles:
+        return []
+    return [index for index, name in enumerate(recipe.engine_hosts) if name == spec.name]
+
+
 def _unreachable(exc: AgentRLError) -> Finding:
     return fail("reachable", str(exc), exc.hint, users=isinstance(exc, UserError))
 
 
 def ask_of(recipe: Recipe, spec: HostSpec, host: Host) -> Ask:
-    engines, sandbox = recipe.engines, recipe.sandbox
-    mine = [int(name) for name, at in enumerate(recipe.engine_hosts) if at == spec.name and not engines.attach]
+    engines, sandbox, mine = recipe.engines, recipe.sandbox, _engines_of(recipe, spec)
     return Ask(
         python=host.python,
         home=host.home,
@@ -107,7 +112,7 @@ def judge(recipe: Recipe, spec: HostSpec, facts: Facts, clock: Clock, mine: Mine
     yield ok("reachable", f"{who.user} at {who.machine}: {who.system}, kernel {who.kernel}")
     yield _python(facts)
     yield _agentrl(facts)
-    engines = sum(at == spec.name for at in recipe.engine_hosts) if not recipe.engines.attach else 0
+    engines = len(_engines_of(recipe, spec))
     if engines:
         yield from _engines(recipe, engines, facts)
     yield _gpus(recipe, engines, facts)

@@ -20,14 +20,15 @@ from agentrl.hosts.survey import Ask, Facts, survey
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import HostSpec, Recipe
 from agentrl.wiring.findings import Finding
-from agentrl.wiring.preflight import examine_hosts, require
+from agentrl.wiring.preflight import examine_host, examine_inventory, require
 from tests.cli import RECIPE, left_behind
 
 pytestmark = pytest.mark.live
 
 
-def recipe_on(*names: str) -> Recipe:
-    return msgspec.structs.replace(load(RECIPE), hosts=tuple(HostSpec(name=name, address="local") for name in names))
+def recipe_on(*names: str, home: str = "") -> Recipe:
+    hosts = tuple(HostSpec(name=name, address="local", home=home) for name in names)
+    return msgspec.structs.replace(load(RECIPE), hosts=hosts)
 
 
 def another(folder: Path, *, ours: str = "", sglang: str = "") -> str:
@@ -49,11 +50,10 @@ def facts(host: LocalHost, **asked: object) -> Facts:
 
 
 def test_two_hosts_side_by_side(tmp_path: Path) -> None:
-    recipe = recipe_on("h1", "h2")
-    hosts = {name: LocalHost(name, home=str(tmp_path / name)) for name in ("h1", "h2")}
-    findings = asyncio.run(examine_hosts(recipe, hosts))
+    recipe = recipe_on("h1", "h2", home=str(tmp_path / "home"))
+    findings = asyncio.run(examine_inventory(recipe))
     assert [f for f in findings if f.state == "fail"] == []
-    told = {name: [f.name for f in findings if f.host == name] for name in hosts}
+    told = {name: [f.name for f in findings if f.host == name] for name in ("h1", "h2")}
     assert told["h1"] == told["h2"]
     assert {"reachable", "agentrl", "engines", "sandboxes", "disk", "clock"} <= set(told["h1"])
     [said] = [f.detail for f in findings if (f.host, f.name) == ("h2", "agentrl")]
@@ -133,5 +133,6 @@ def test_a_host_that_cannot_be_reached_is_one_finding() -> None:
         async def run(self, argv: object, *, timeout_s: float, stdin: bytes = b"") -> tuple[int, str]:
             raise UnavailableError("h1: no route", hint="plug it in")
 
-    [finding] = asyncio.run(examine_hosts(recipe_on("h1"), {"h1": Gone("h1")}))
+    recipe = recipe_on("h1")
+    [finding] = asyncio.run(examine_host(recipe, recipe.hosts[0], Gone("h1")))
     assert finding == Finding(name="reachable", state="fail", detail="h1: no route", remedy="plug it in", host="h1")

@@ -195,6 +195,16 @@ def test_one_error_before_anything_is_started(answer: Any, kind: type[Exception]
     assert says in str(raised.value)
 
 
+def test_only_what_is_started_is_required() -> None:
+    """`sandbox up` needs no GPU, `serve up` no sandboxes."""
+    poor = msgspec.json.encode(FACTS | {"gpus": {"driver": "", "gpus": [], "fault": "x"}}).decode()
+    asyncio.run(require(SGLANG, sites(Posing((0, poor))), roles=("sandbox",)))
+    full = msgspec.json.encode(FACTS | {"sandbox": {"isolation": "", "fault": "no", "hint": "-"}}).decode()
+    asyncio.run(require(SGLANG, sites(Posing((0, full))), roles=("engines",)))
+    with pytest.raises(UnavailableError, match="sandboxes: no"):
+        asyncio.run(require(SGLANG, sites(Posing((0, full))), roles=("sandbox",)))
+
+
 def test_nothing_wrong_raises_nothing() -> None:
     answer = msgspec.json.encode(FACTS).decode()
     asyncio.run(require(SGLANG, sites(Posing((0, answer)))))
