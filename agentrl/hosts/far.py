@@ -55,7 +55,18 @@ class SshProcess:
         self._folder = folder
         self._nonce = nonce
         self._orders: asyncio.Queue[str] = asyncio.Queue()
+        self._attended = asyncio.Event()
         self._watcher = asyncio.create_task(self._watch(), name=f"{host.name}: {label}")
+
+    async def begin(self) -> None:
+        """Until its guard hears us for the first time. UserError where the sshd there does not let us reach it."""
+        attended = asyncio.create_task(self._attended.wait())
+        try:
+            await asyncio.wait({attended, self._watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            attended.cancel()
+        if self._watcher.done():
+            self._watcher.result()
 
     @property
     def returncode(self) -> int | None:
@@ -128,11 +139,10 @@ class SshProcess:
         try:
             reader, writer = await connection.open_unix_connection(f"{self._folder}/socket", encoding="utf-8")
         except asyncssh.ChannelOpenError as exc:
-            if exc.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
-                raise UserError(f"host {self._host.name}: {FORBIDDEN}", hint="allow it in its sshd_config") from exc
             if exc.code == asyncssh.OPEN_CONNECT_FAILED:
                 return await self._left()  # nobody listens
             raise
+        self._attended.set()
         speaker = asyncio.create_task(self._speak(writer))
         try:
             while line := await reader.readline():
@@ -162,6 +172,10 @@ class SshProcess:
         with suppress(FileNotFoundError):
             said = read_json((await self._host.read(f"{self._folder}/code")).decode())
             return int(said["code"]) if said.get("nonce") == self._nonce else 128 + 9
+        if not self._attended.is_set():  # an sshd that forbids us the socket says the same as if nobody listened
+            code, _ = await self._host.run(["kill", "-0", str(self.pid)], timeout_s=_KILL_S)
+            if code == 0:
+                raise UserError(f"host {self._host.name}: {FORBIDDEN}", hint="allow it in its sshd_config")
         await self._host.sweep(self._folder)
         return 128 + 9
 

@@ -20,6 +20,7 @@ from agentrl.errors import AgentRLError, UnavailableError, UserError
 log = logging.getLogger("agentrl.hosts")
 
 _BACKOFF_S = (0.1, 5.0)  # first, longest
+_SSH_PORT = 22
 _AGAIN_S = 5.0  # of one try to connect again: the kernel's own repeats come too seldom for a link that is back
 
 
@@ -127,13 +128,16 @@ class Link:
             case asyncssh.HostKeyNotVerifiable():
                 return self._untrusted(where, exc.reason.rpartition(" for host ")[2].split()[0])
             case asyncssh.PermissionDenied():
-                return UnavailableError(f"{where}: login refused ({exc.reason})", hint=self._hint())
+                hint = f"{self._hint()}: `ssh-copy-id {self.target}`, or `ssh-add` where the key has a passphrase"
+                return UnavailableError(f"{where}: login refused ({exc.reason})", hint=hint)
             case asyncssh.ConfigParseError() | asyncssh.KeyImportError():
                 return UserError(f"{where}: ~/.ssh: {exc}", hint="mend your ssh configuration")
             case socket.gaierror():
                 return UnavailableError(f"{where}: no such address ({exc.strerror})", hint="correct hosts.address")
             case TimeoutError():
-                return UnavailableError(f"{where}: no answer within {self._connect_s:g} s", hint=self._hint())
+                return UnavailableError(
+                    f"{where}: no answer from {self._resolved()[0]} within {self._connect_s:g} s", hint=self._hint()
+                )
             case AgentRLError():
                 return exc
             case OSError() | asyncssh.Error():
@@ -141,24 +145,32 @@ class Link:
         return exc
 
     def _untrusted(self, where: str, asked: str) -> UnavailableError:
-        """asked: the name or address under which ssh looks for its key."""
-        if _knows(asked):
+        """asked: the name or address under which ssh looks for the key; a jump host's, where that is the stranger."""
+        host, port = self._resolved()
+        port = port if asked == host else _SSH_PORT
+        entry, scan = (asked, asked) if port == _SSH_PORT else (f"'[{asked}]:{port}'", f"-p {port} {asked}")
+        if _knows(asked, port):
             return UnavailableError(
-                f"{where}: its host key is not the one in ~/.ssh/known_hosts: another machine answers, or it was set up"
-                " anew",
-                hint=f"find out which; only then `ssh-keygen -R {asked}` and `ssh {self.target}`",
+                f"{where}: its host key is not the one in ~/.ssh/known_hosts: another machine answers at {asked}, or it"
+                " was set up anew",
+                hint=f"find out which; only then `ssh-keygen -R {entry}` and `ssh {self.target}`",
             )
         return UnavailableError(
-            f"{where}: its host key is not in ~/.ssh/known_hosts",
-            hint=f"compare and accept it once: `ssh {self.target}`",
+            f"{where}: its host key is not in ~/.ssh/known_hosts, where {asked} is looked for",
+            hint=f"compare and accept it once: `ssh {self.target}`, or `ssh-keyscan {scan} >> ~/.ssh/known_hosts`",
         )
+
+    def _resolved(self) -> tuple[str, int]:
+        """Host and port as ~/.ssh/config has them."""
+        options = asyncssh.SSHClientConnectionOptions(host=self._address, port=self._port or (), config=())
+        return options.host, options.port
 
     def _hint(self) -> str:
         return f"`ssh {self.target} true` must work without a question"
 
 
-def _knows(host: str) -> bool:
+def _knows(host: str, port: int) -> bool:
     with suppress(OSError, ValueError):
         known = asyncssh.read_known_hosts(str(Path("~/.ssh/known_hosts").expanduser()))
-        return any(known.match(host, "", None))
+        return any(any(known.match(host, "", each)) for each in (port, None))
     return False

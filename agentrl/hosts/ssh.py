@@ -141,6 +141,13 @@ class SshHost:
             case None if "pid" in answer:
                 process = SshProcess(self, label or argv[0], folder, int(answer["pid"]), nonce)
                 self._processes.add(process)
+                try:
+                    await process.begin()
+                except BaseException:
+                    await process.forget()
+                    with suppress(AgentRLError):
+                        await self.sweep(folder)
+                    raise
                 return process
             case "program":
                 hint = "install it there, or correct its path in the recipe"
