@@ -143,6 +143,43 @@ def calibrate(
     _give(msgspec.to_builtins(sheet, enc_hook=str), lambda to: _draw_sheet(to, sheet), json, quiet)
 
 
+@app.command()
+def watch(
+    attempts: Annotated[int, typer.Option(min=16, help="Conversations in flight.")] = 2_048,
+    turns: Annotated[float, typer.Option(min=0.1, help="Turns a second of all of them.")] = 200.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each measurement.")] = 20.0,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """What trace, metrics and `agentrl top` cost a large run: CPU, bytes a second, how late its event loop is."""
+    from agentrl.bench import watch as part
+
+    _say(quiet, f"{attempts} conversations, three times {seconds:.0f} s")
+    figures = part.main(attempts=attempts, turns_per_s=turns, seconds=seconds)
+    _give(figures, lambda to: _draw_watch(to, figures), json, quiet)
+
+
+def _draw_watch(to: Console, figures: dict[str, Any]) -> None:
+    columns = (">turns/s", ">CPU of a core", ">loop late, median", ">worst", ">events", ">trace", ">CPU of top")
+    made = table("", "with", *columns)
+    for arm in figures["arms"]:
+        made.add_row(
+            arm["watched_by"],
+            f"{arm['turns_per_s']:.0f}",
+            f"{100 * arm['cpu']:.1f} %",
+            f"{arm['lag_median_ms']:.1f} ms",
+            f"{arm['lag_worst_ms']:.0f} ms",
+            f"{arm['stream_bytes_per_s'] / 1e3:.1f} kB/s",
+            f"{arm['trace_bytes_per_s'] / 1e3:.0f} kB/s",
+            "" if arm["top_cpu"] is None else f"{100 * arm['top_cpu']:.1f} %",
+        )
+    to.print(made)
+    to.print(
+        f"[dim]{figures['attempts']} conversations, {figures['cpus']} CPUs; one picture for top is"
+        f" {figures['arms'][-1]['status_bytes'] / 1e3:.0f} kB, at most one a second[/]"
+    )
+
+
 def _draw_sheet(to: Console, sheet: Sheet) -> None:
     for made in (*sheet.tables, *([beside(sheet.claims)] if sheet.claims else [])):
         drawn = table(made.title, *made.columns)

@@ -44,11 +44,13 @@ class Stream:
 
     def __init__(self) -> None:
         self._readers: set[asyncio.Queue[bytes | None]] = set()
+        self.sent_bytes = 0  # to all readers together
 
     def publish(self, now: float, event: news.Event, commands: Sequence[orders.Command]) -> None:
         if not self._readers:
             return
         line = msgspec.json.encode({"now": now, "event": event, "commands": commands})
+        self.sent_bytes += len(line) * len(self._readers)
         for reader in list(self._readers):
             try:
                 reader.put_nowait(line)
@@ -165,7 +167,7 @@ class Face:
     async def _told_metrics(self, request: web.Request) -> web.Response:
         if self.metrics is None:
             return _problem(404, "this run has no metrics")
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await asyncio.to_thread(self.metrics.now()), headers={"Content-Type": CONTENT_TYPE})
 
     async def _versions(self, request: web.Request) -> web.Response:
         core = self._driver.core

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -15,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agentrl.records import Trajectory, Turn
-from agentrl.runtime.rates import DIMENSIONS, Rates
+from agentrl.runtime.rates import DIMENSIONS, Rates, Tally
 from agentrl.runtime.status import EngineStatus, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,18 +35,19 @@ class Metrics:
         steps: Callable[[], list[dict[str, Any]]],
         tokens: Callable[[], dict[str, int]],
     ) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._turns = Histogram(
-            "agentrl_turn_seconds", "Parts of a turn.", ["part"], buckets=_SECONDS, registry=self._registry
+        self._picture = picture
+        self._rates = rates
+        self._steps = steps
+        self._tokens = tokens
+        self._measured = CollectorRegistry(auto_describe=False)
+        turns, attempts = self._histogram("turn"), self._histogram("attempt")
+        self._parts = {name: turns.labels(name) for name in ("queue", "prefill", "decode", "lane_wait", "tool")}
+        self._lives = {name: attempts.labels(name) for name in ("opening", "open_wait", "verifying", "verify_wait")}
+
+    def _histogram(self, of: str) -> Histogram:
+        return Histogram(
+            f"agentrl_{of}_seconds", f"Parts of one {of}.", ["part"], buckets=_SECONDS, registry=self._measured
         )
-        self._attempts = Histogram(
-            "agentrl_attempt_seconds", "Parts of an attempt.", ["part"], buckets=_SECONDS, registry=self._registry
-        )
-        self._parts = {name: self._turns.labels(name) for name in ("queue", "prefill", "decode", "lane_wait", "tool")}
-        self._lives = {
-            name: self._attempts.labels(name) for name in ("opening", "open_wait", "verifying", "verify_wait")
-        }
-        self._registry.register(_Pictured(picture, rates, steps, tokens))
 
     def turn(self, turn: Turn) -> None:
         parts = self._parts
@@ -63,33 +65,34 @@ class Metrics:
         lives["verifying"].observe(trajectory.verdict.verify_s)
         lives["verify_wait"].observe(trajectory.verdict.queue_s)
 
-    def text(self) -> bytes:
-        """In Prometheus' text format, CONTENT_TYPE."""
-        return generate_latest(self._registry)
+    def now(self) -> Callable[[], bytes]:
+        """Takes the figures now; what it returns writes them in Prometheus' text format, in any thread."""
+        status, steps, tokens = self._picture(), self._steps()[-1:], dict(self._tokens())
+        rates = [(name, self._rates.of(name)) for name in DIMENSIONS]
+
+        def text() -> bytes:
+            pictured = CollectorRegistry(auto_describe=False)
+            pictured.register(_Pictured(status, rates, steps, tokens))
+            return generate_latest(self._measured) + generate_latest(pictured)
+
+        return text
 
 
+@dataclass(eq=False)
 class _Pictured(Collector):
-    def __init__(
-        self,
-        picture: Callable[[], Status],
-        rates: Rates,
-        steps: Callable[[], list[dict[str, Any]]],
-        tokens: Callable[[], dict[str, int]],
-    ) -> None:
-        self._picture = picture
-        self._rates = rates
-        self._steps = steps
-        self._tokens = tokens
+    status: Status
+    rates: list[tuple[str, list[tuple[str, Tally]]]]
+    steps: list[dict[str, Any]]
+    tokens: dict[str, int]
 
     def collect(self) -> Iterable[Metric]:
-        status = self._picture()
-        yield from _trainer(status)
-        yield from _work(status)
-        yield from _engines(status)
-        yield from _hosts(status)
-        yield from _finished(self._rates)
-        yield _counter("tokens", "Tokens by what became of them.", "what", self._tokens())
-        yield from _last_step(self._steps())
+        yield from _trainer(self.status)
+        yield from _work(self.status)
+        yield from _engines(self.status)
+        yield from _hosts(self.status)
+        yield from _finished(self.rates)
+        yield _counter("tokens", "Tokens by what became of them.", "what", self.tokens)
+        yield from _last_step(self.steps)
 
 
 def _gauge(name: str, says: str, value: float) -> Metric:
@@ -199,14 +202,14 @@ def _hosts(status: Status) -> Iterator[Metric]:
         yield _gauges(name, says, ["host", "lane"], ((key, getattr(lane, field)) for key, lane in lanes))
 
 
-def _finished(rates: Rates) -> Iterator[Metric]:
+def _finished(rates: Iterable[tuple[str, list[tuple[str, Tally]]]]) -> Iterator[Metric]:
     by = ["by", "bucket"]
     finished = CounterMetricFamily(
         "agentrl_finished", "Finished trajectories by what became of their group.", labels=[*by, "what"]
     )
     ages = CounterMetricFamily("agentrl_trained_ages", "Ages of trained trajectories, summed, in versions.", labels=by)
-    for name in DIMENSIONS:
-        for bucket, tally in rates.of(name):
+    for name, found in rates:
+        for bucket, tally in found:
             for what in ("trained", "stale", "dropped"):
                 finished.add_metric([name, bucket, what], getattr(tally, what))
             ages.add_metric([name, bucket], tally.ages)

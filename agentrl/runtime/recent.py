@@ -37,6 +37,26 @@ class DownStatus(Record):
     reason: str
 
 
+class Flow(Record):
+    """Tokens: sampled per second; reusable prompt tokens, and those of them that came from a cache."""
+
+    tokens_per_s: float = 0.0
+    reusable: int = 0
+    cached: int = 0
+
+    @property
+    def reuse(self) -> float | None:
+        """None where nothing could be reused."""
+        return self.cached / self.reusable if self.reusable else None
+
+    def __add__(self, other: Flow) -> Flow:
+        return Flow(
+            tokens_per_s=self.tokens_per_s + other.tokens_per_s,
+            reusable=self.reusable + other.reusable,
+            cached=self.cached + other.cached,
+        )
+
+
 class Recent:
     """Single-threaded. `heard` after the core has handled the event. keep: the last steps; None: all."""
 
@@ -165,12 +185,15 @@ class Recent:
         completed = self._completed["tokens"] / self._completed["count"]
         return self._trained["tokens"] / self._trained["count"] / completed
 
-    def throughput(self, engine: str, now: float, rank: int | None = None) -> tuple[float, float | None]:
-        """(sampled tokens per second, prefix reuse) of the attempts that ended there in the last minute. rank None: of
-        all of the engine's."""
-        flows = [flow for place, flow in self._flow.items() if place.engine == engine and rank in (None, place.rank)]
-        seen = [facts for flow in flows for at, facts in flow if at >= now - _WINDOW_S]
-        reusable = sum(facts.reusable_tokens for facts in seen)
-        cached = sum(min(facts.cached_tokens, facts.reusable_tokens) for facts in seen)
+    def flows(self, now: float) -> dict[Place, Flow]:
+        """Of each place: the attempts that ended there in the last minute."""
         span = min(_WINDOW_S, max(now, 1.0))
-        return sum(facts.generated for facts in seen) / span, cached / reusable if reusable else None
+        found = {}
+        for place, flow in self._flow.items():
+            seen = [facts for at, facts in flow if at >= now - _WINDOW_S]
+            found[place] = Flow(
+                tokens_per_s=sum(facts.generated for facts in seen) / span,
+                reusable=sum(facts.reusable_tokens for facts in seen),
+                cached=sum(min(facts.cached_tokens, facts.reusable_tokens) for facts in seen),
+            )
+        return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from agentrl.records import GroupId, Record, SandboxHostStatus, TaskId, Turn, Version
-from agentrl.runtime.recent import DownStatus, Recent, StepStatus
+from agentrl.records import GroupId, Place, Record, SandboxHostStatus, TaskId, Turn, Version
+from agentrl.runtime.recent import DownStatus, Flow, Recent, StepStatus
 from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.groups import Group, Member, Phase
@@ -149,6 +150,7 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
     """recent: what only time shows; without it those fields are empty."""
     policy, ledger, seen = core.policy, core.ledger, recent or Recent()
     engines = core.router.engines
+    flows = seen.flows(now)
     return Status(
         now_s=now,
         step=core.steps,
@@ -171,7 +173,7 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
         retried=ledger.retried,
         restarted=ledger.restarted,
         late=ledger.late,
-        engines=tuple(_engine(core, name, seen, now) for name in sorted(engines)),
+        engines=tuple(_engine(core, name, flows) for name in sorted(engines)),
         groups=tuple(_group(group, policy.siblings, now) for group in core.table.groups.values()),
         hosts={host: core.host_load[host] for host in core.hosts},
         blockers=core.blockers(now),
@@ -194,7 +196,7 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
     )
 
 
-def _engine(core: Core, name: str, seen: Recent, now: float) -> EngineStatus:
+def _engine(core: Core, name: str, flows: Mapping[Place, Flow]) -> EngineStatus:
     engine = core.router.engines[name]
     loads = [rank.load for rank in engine.ranks if rank.load is not None]
     phase = "serving" if engine.admitted else "catching up"
@@ -202,7 +204,8 @@ def _engine(core: Core, name: str, seen: Recent, now: float) -> EngineStatus:
         phase = f"swapping to v{engine.swapping}"
     elif engine.staging is not None:
         phase = f"staging v{engine.staging}"
-    tokens_per_s, reuse = seen.throughput(name, now)
+    ranks = [(rank, flows.get(rank.place, Flow())) for rank in engine.ranks]
+    flow = sum((each for _, each in ranks), Flow())
     return EngineStatus(
         name=name,
         version=engine.version,
@@ -214,24 +217,24 @@ def _engine(core: Core, name: str, seen: Recent, now: float) -> EngineStatus:
         slots=sum(rank.slots for rank in engine.ranks),
         kv_used_tokens=sum(load.kv_used_tokens for load in loads),
         kv_total_tokens=sum(rank.kv_tokens for rank in engine.ranks),
-        tokens_per_s=tokens_per_s,
-        prefix_reuse=reuse,
-        ranks=tuple(_rank(index, rank, seen.throughput(name, now, index)) for index, rank in enumerate(engine.ranks)),
+        tokens_per_s=flow.tokens_per_s,
+        prefix_reuse=flow.reuse,
+        ranks=tuple(_rank(rank, each) for rank, each in ranks),
     )
 
 
-def _rank(index: int, rank: Rank, flow: tuple[float, float | None]) -> RankStatus:
+def _rank(rank: Rank, flow: Flow) -> RankStatus:
     load = rank.load
     return RankStatus(
-        rank=index,
+        rank=rank.place.rank,
         conversations=len(rank.attempts),
         running=load.running if load else 0,
         waiting=load.waiting if load else 0,
         slots=rank.slots,
         kv_used_tokens=load.kv_used_tokens if load else 0,
         kv_total_tokens=rank.kv_tokens,
-        tokens_per_s=flow[0],
-        prefix_reuse=flow[1],
+        tokens_per_s=flow.tokens_per_s,
+        prefix_reuse=flow.reuse,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
@@ -22,7 +23,9 @@ from agentrl.scheduler.core import Core
 from agentrl.wiring.attach import FaceClient, LiveRun
 from agentrl.wiring.recording import policy_in
 
-_LEAST_S = 1.0  # between two pictures of a live run, however much happens: a screen of thousands of attempts costs
+_LEAST_S = 1.0  # between two pictures of a live run, however much happens
+_SHARE = 0.03  # of a core for the screen: what a picture of thousands of attempts cost, the next one waits for
+_LONGEST_S = 4.0
 _MOST_S = 2.0  # where nothing does: waits grow all the same
 _PLAY_S = 0.5  # between two pictures of a recording
 _NEWS = 500  # of a recording, between two pictures
@@ -51,8 +54,9 @@ class LiveFeed:
 
     async def _draw(self, show: Callable[[Frame], None]) -> None:
         status: Status | None = None
+        cost_s = 0.0  # CPU of the last picture, drawing included
         while True:
-            note = ""
+            note, spent_s = "", time.process_time()
             try:
                 status = msgspec.convert(await self._face.status(), Status)
             except (DeadlineError, msgspec.ValidationError) as exc:  # busy: it may answer again; or of another version
@@ -64,16 +68,17 @@ class LiveFeed:
                 return
             if status is not None:
                 show(Frame(status=status, news=self._taken(), note=note))
-            await self._until_news()
+            await self._until_news(max(_LEAST_S, min(_LONGEST_S, cost_s / _SHARE)))
+            cost_s = time.process_time() - spent_s
 
     def _taken(self) -> tuple[dict[str, Any], ...]:
         taken, self._heard = self._heard, []
         return tuple(taken)
 
-    async def _until_news(self) -> None:
-        await asyncio.sleep(_LEAST_S)
+    async def _until_news(self, least_s: float) -> None:
+        await asyncio.sleep(least_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_MOST_S - _LEAST_S):
+            async with asyncio.timeout(max(0.0, _MOST_S - least_s)):
                 await self._news.wait()
         self._news.clear()
 

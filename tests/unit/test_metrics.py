@@ -77,7 +77,7 @@ def told(status: Status) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
     metrics.turn(scenes.turn(1))
     verdict = Verdict(reward=1.0, verify_s=0.2, queue_s=0.1)
     metrics.ended(msgspec.structs.replace(builders.trajectory(), open_s=0.5, open_wait_s=4.0, verdict=verdict))
-    families = text_string_to_metric_families(metrics.text().decode())
+    families = text_string_to_metric_families(metrics.now()().decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
