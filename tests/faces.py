@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from agentrl.publish.inbox import WeightInbox
 from agentrl.publish.store import DiskWeightStore
-from agentrl.records import StepReport, Version
+from agentrl.records import StepReport, Version, WeightsManifest
 from agentrl.runtime.api import Face
 from agentrl.runtime.desk import TrainerDesk
 from agentrl.runtime.effects import World
@@ -79,6 +79,22 @@ async def served(run: Path, model: Path) -> AsyncIterator[Served]:
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
+
+
+class Gate:
+    """In front of the run's inbox: the first offer waits there until it is opened."""
+
+    def __init__(self, face: Served) -> None:
+        self._offer = face.inbox.offer
+        self.came = asyncio.Event()
+        self.open = asyncio.Event()
+        face.inbox.offer = self._pass  # type: ignore[method-assign]
+
+    async def _pass(self, manifest: WeightsManifest) -> dict[str, int]:
+        if not self.came.is_set():
+            self.came.set()
+            await self.open.wait()
+        return await self._offer(manifest)
 
 
 class Line:
