@@ -185,8 +185,8 @@ def _hint(name: str, saw: str, change: str, key: str) -> Advice:
 
 
 def idle_share(status: Status) -> float:
-    """Of the recent steps: the trainer's waits over the time between the cuts."""
-    steps = status.recent[-_LOOK_BACK:]
+    """Of the recent steps: the trainer's waits over the time between the cuts. The first batch fills an empty run."""
+    steps = [step for step in status.recent if step.batch > 0][-_LOOK_BACK:]
     whole = sum(s.interval_s for s in steps)
     return sum(s.waited_s for s in steps) / whole if whole else 0.0
 
@@ -225,11 +225,17 @@ def _oldest_age(status: Status) -> int:
 
 
 def _memory(status: Status) -> Iterator[Advice]:
-    for e in status.engines:
-        if e.kv_total_tokens and e.waiting and e.kv_used_tokens > _KV * e.kv_total_tokens:
-            share = 100 * e.kv_used_tokens / e.kv_total_tokens
-            saw = f"engine {e.name}: the KV cache is {share:.0f} % full and {e.waiting} requests wait"
-            yield _hint("kv", saw, "fewer conversations, or more KV capacity", "window.attempts, engines.kv_tokens")
+    """Of the rank whose KV cache is fullest: each has its own."""
+    full = [
+        (rank.kv_used_tokens / rank.kv_total_tokens, f"{engine.name}/{rank.rank}", rank.waiting)
+        for engine in status.engines
+        for rank in engine.ranks
+        if rank.waiting and rank.kv_used_tokens > _KV * rank.kv_total_tokens > 0
+    ]
+    if full:
+        share, name, waiting = max(full)
+        saw = f"engine {name}: the KV cache is {100 * share:.0f} % full and {waiting} requests wait"
+        yield _hint("kv", saw, "fewer conversations, or more KV capacity", "window.attempts, engines.kv_tokens")
 
 
 def _lanes(status: Status) -> Iterator[Advice]:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Version
-from agentrl.runtime.status import DownStatus, Status
+from agentrl.runtime.status import DownStatus, RankStatus, Status
 from agentrl.tui.advice import Advice, advise
 from scripts.recipe_reference import sections
 from tests import scenes
@@ -24,6 +24,10 @@ WAITING: dict[str, Any] = {"trainer": "ready", "trainer_for_s": 40.0, "bank": 0}
 IDLE = steps(10, interval_s=40.0, waited_s=20.0, train_s=8.0)
 FULL = tuple(engine(f"e{i}", 42, running=64) for i in range(3))
 SPARE = tuple(engine(f"e{i}", 42, running=20) for i in range(3))
+
+FULL_RANK = RankStatus(
+    rank=1, conversations=40, running=20, waiting=12, slots=32, kv_used_tokens=254_000, kv_total_tokens=262_144
+)
 
 ALARMS = {
     "draining": changed(draining=True),
@@ -44,7 +48,7 @@ HINTS = {
     "widen": changed(recent=IDLE, engines=SPARE, places_used=24),
     "trainer-bound": scenes.trainer_bound(),
     "narrow": changed(recent=steps(10, interval_s=40.0, waited_s=0.1, train_s=40.0, age=3), bank=17),
-    "kv": changed(engines=(engine("e0", 42, kv_used_tokens=510_000, waiting=12),)),
+    "kv": changed(engines=(engine("e0", 42, ranks=(FULL_RANK,)), engine("e1", 42))),
     "lane": changed(sandboxes=(host("h0", verify=20),)),
     "stale": changed(dropped={"stale": 40}),
     "near-K": changed(recent=steps(10, interval_s=40.0, waited_s=2.0, train_s=8.0, age=4)),
@@ -65,7 +69,7 @@ FIGURES = {
     "widen": ("24 of 24",),
     "trainer-bound": ("15 groups", "8"),
     "narrow": ("17 groups",),
-    "kv": ("e0", "97 %", "12 requests"),
+    "kv": ("e0/1", "97 %", "12 requests"),
     "lane": ("verify", "h0", "16 places", "20 wait", "6.0 s", "10 CPUs"),
     "stale": ("40 of 352",),
     "near-K": ("4.0", "K is 4"),
