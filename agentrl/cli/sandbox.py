@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     from agentrl.wiring.services import Serving
 
 app = typer.Typer(
-    help="The recipe's sandbox daemon on this machine, running on after the command.", no_args_is_help=True
+    help="The recipe's sandbox daemons, on this machine or its hosts, running on after the command.",
+    no_args_is_help=True,
 )
 
 
 @app.command()
 def up(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quiet = False) -> None:
-    """Start the daemon and return once it serves."""
+    """Start the daemon, or one on each host with the role sandbox, and return once all serve."""
     from agentrl.wiring.services import Services
 
     loaded = load(recipe, overrides=set_ or [])
     services = Services("sandbox", loaded.name)
     if not quiet:
-        console.print(f"[dim]starting the sandbox daemon; log[/] {services.log}")
+        where = f" on {', '.join(loaded.sandbox_hosts)}" if loaded.hosts else ""
+        console.print(f"[dim]starting the sandbox daemon{where}; log[/] {services.log}")
     serving = services.up(loaded, timeout_s=loaded.sandbox.start_timeout_s)
     emit(serving, lambda out: _draw_up(out, serving, str(recipe)), json=json, quiet=quiet)
 
@@ -49,13 +51,18 @@ def status(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quie
             quiet=quiet,
         )
         raise typer.Exit(UNAVAILABLE)
-    said = asyncio.run(survey.daemon(serving))
-    emit({"serving": serving, "status": said}, lambda out: _draw_status(out, said), json=json, quiet=quiet)
+    said = asyncio.run(survey.daemons(serving))
+    emit(
+        {"serving": serving, "status": said[0], "hosts": said},
+        lambda out: _draw_status(out, said),
+        json=json,
+        quiet=quiet,
+    )
 
 
 @app.command()
 def down(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quiet = False) -> None:
-    """Stop the daemon; it closes all its sandboxes first."""
+    """Stop the daemons; each closes all its sandboxes first. Nothing is left but their logs."""
     from agentrl.wiring.services import Services
 
     loaded = load(recipe, overrides=set_ or [])
@@ -77,6 +84,7 @@ def exec_(
     trusted: Annotated[
         bool, typer.Option("--trusted", help="Allow the process backend, which isolates nothing.")
     ] = False,
+    host: Annotated[str, typer.Option(help="The daemon of this host; default: the first.")] = "",
     set_: Set = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -88,7 +96,7 @@ def exec_(
     from agentrl.wiring.sandboxes import exec_once
 
     loaded = load(recipe, overrides=set_ or [])
-    result = asyncio.run(exec_once(loaded, command, timeout_s=timeout, trusted=trusted))
+    result = asyncio.run(exec_once(loaded, command, timeout_s=timeout, trusted=trusted, host=host))
     emit(result, lambda out: _draw_result(out, result), json=json, quiet=quiet)
     if result.exit_code != 0:
         raise typer.Exit(FAILED)
@@ -101,7 +109,10 @@ def gc(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove what dead daemons left on this machine, of any run. Sandboxes of a living daemon are not touched."""
+    """Remove what dead daemons left on this machine and the recipe's hosts, of any run, and folders of dead runs there.
+
+    Sandboxes of a living daemon are not touched.
+    """
     from agentrl.wiring.sandboxes import collect_garbage
 
     loaded = load(recipe, overrides=set_ or [])
@@ -128,14 +139,20 @@ def build(
 
 
 def _draw_up(out: Console, serving: Serving, recipe: str) -> None:
-    [part] = serving.parts
-    out.print(f"sandbox daemon at {part.url}, process {part.pid}, log {part.log}")
+    for part in serving.parts:
+        where = f" on {part.host}" if part.host else ""
+        out.print(f"sandbox daemon{where} at {part.url}, process {part.pid}, log {part.log}")
     out.print(f"[dim]try it:[/] agentrl sandbox exec {recipe} -- uname -a")
     out.print(f"[dim]use it:[/] agentrl run {recipe} --set sandbox.attach={serving.folder}")
     out.print(f"[dim]stop it:[/] agentrl sandbox down {recipe}")
 
 
-def _draw_status(out: Console, said: SandboxHostStatus) -> None:
+def _draw_status(out: Console, hosts: list[SandboxHostStatus]) -> None:
+    for said in hosts:
+        _draw_host(out, said)
+
+
+def _draw_host(out: Console, said: SandboxHostStatus) -> None:
     out.print(f"{said.name}: backend {said.backend}, {said.live} live sandboxes\n[dim]{said.isolation}[/]")
     made = table("", "lane", ">cap", ">running", ">queued", ">done", ">wait mean", ">p95", "CPUs", "shared with")
     for lane in said.lanes:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from agentrl.wiring.services import Serving
     from agentrl.wiring.survey import EngineReport
 
-app = typer.Typer(help="The recipe's engines on this machine, running on after the command.", no_args_is_help=True)
+app = typer.Typer(
+    help="The recipe's engines, on this machine or its hosts, running on after the command.", no_args_is_help=True
+)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the exact commands; start nothing, write nothing.")]
 
@@ -93,9 +95,9 @@ def _draw_commands(out: Console, commands: list[Command]) -> None:
 
 
 def _draw_up(out: Console, serving: Serving, recipe: str) -> None:
-    made = table("", "engine", "url", ">process", "log")
+    made = table("", "engine", "host", "url", ">process", "log")
     for part in serving.parts:
-        made.add_row(part.name, part.url, str(part.pid), part.log)
+        made.add_row(part.name, part.host or "here", part.url, str(part.pid), part.log)
     out.print(made)
     out.print("[dim]use them:[/] ", end="")
     out.print(how_to_use(serving, recipe), soft_wrap=True, markup=False)
@@ -103,15 +105,21 @@ def _draw_up(out: Console, serving: Serving, recipe: str) -> None:
 
 
 def _draw_status(out: Console, reports: list[EngineReport]) -> None:
-    made = table("", "engine", "state", ">version", ">running", ">waiting", ">slots", ">KV used", "url")
+    made = table("", "engine", "host", "state", ">version", ">running", ">waiting", ">slots", ">KV used", "url")
     for said in reports:
         if said.serves:
             used = f"{said.kv_used_tokens:,} of {said.kv_total_tokens:,}"
             state, figures = "[green]serves[/]", (said.version, said.running, said.waiting, said.slots, used)
-            made.add_row(said.name, state, *map(str, figures), said.url)
+            made.add_row(said.name, said.host or "here", state, *map(str, figures), said.url)
         else:
-            made.add_row(said.name, "[red]down[/]", *[""] * 5, said.url)
+            made.add_row(said.name, said.host or "here", "[red]down[/]", *[""] * 5, said.url)
     out.print(made)
     for said in reports:
         if not said.serves:
-            out.print(f"[red]{said.name}[/]: {said.detail or 'it answers, but is not ready'}; see {said.log}")
+            out.print(
+                f"[red]{said.name}[/]: {said.detail or 'it answers, but is not ready'}; see {said.log}{_on(said.host)}"
+            )
+
+
+def _on(host: str) -> str:
+    return f" on {host}" if host else ""

@@ -38,6 +38,11 @@ class Site:
     spec: HostSpec | None = None
 
     @property
+    def name(self) -> str:
+        """As the recipe has it; empty where it lists no hosts."""
+        return self.spec.name if self.spec else ""
+
+    @property
     def link(self) -> Host | None:
         """For whoever watches whether the host is there; None: it cannot be lost without us."""
         return None if self.host.local else self.host
@@ -71,8 +76,8 @@ Sites = Mapping[str, Site]
 
 
 @contextlib.asynccontextmanager
-async def connected(recipe: Recipe, folder: Path, label: str) -> AsyncIterator[Sites]:
-    """Every host of the recipe by its name; without any, this machine under the empty name.
+async def connected(recipe: Recipe, folder: Path, label: str, role: str = "") -> AsyncIterator[Sites]:
+    """Every host of the recipe (with this role) by its name; without any, this machine under the empty name.
 
     Raises one error that names the first host that cannot be used. What runs there is not this function's to end.
     """
@@ -80,7 +85,8 @@ async def connected(recipe: Recipe, folder: Path, label: str) -> AsyncIterator[S
         yield {"": Site(LocalHost(), str(folder))}
         return
     async with contextlib.AsyncExitStack() as stack:
-        opening = [asyncio.ensure_future(open_host(spec)) for spec in recipe.hosts]
+        specs = [spec for spec in recipe.hosts if not role or role in spec.roles]
+        opening = [asyncio.ensure_future(open_host(spec)) for spec in specs]
         hosts = await asyncio.gather(*opening, return_exceptions=True)
         for host in hosts:
             if not isinstance(host, BaseException):
@@ -90,7 +96,7 @@ async def connected(recipe: Recipe, folder: Path, label: str) -> AsyncIterator[S
                 raise host
         yield {
             spec.name: Site(host, f"{host.home}/runs/{label}-{spec.name}", spec)
-            for spec, host in zip(recipe.hosts, hosts, strict=True)
+            for spec, host in zip(specs, hosts, strict=True)
             if not isinstance(host, BaseException)
         }
 

@@ -223,12 +223,6 @@ def _hosts(recipe: Recipe) -> Iterator[Problem]:
                 yield _fatal(f"{where}.{key}", f"{path!r} is not absolute", "begin it with / or ~/")
     for role, attach in (("engines", recipe.engines.attach), ("sandbox", recipe.sandbox.attach)):
         having = [host.name for host in recipe.hosts if role in host.roles]
-        if attach and having:
-            yield _fatal(
-                f"{role}.attach",
-                f"uses what runs already, but {', '.join(having)} would start some",
-                f"leave it out, or take the role {role} from the hosts",
-            )
         if not (attach or having):
             yield _fatal("hosts", f"no host has the role {role}", f'add "{role}" to a host\'s roles')
     placed, count = len(recipe.engine_hosts), recipe.engines.count

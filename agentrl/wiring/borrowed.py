@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from agentrl.sandbox import launch
 from agentrl.sandbox.client import SandboxClient
 from agentrl.serve.launch import attach_engine
 from agentrl.serve.sglang import SGLangEngine
+from agentrl.serve.staging import Folders
+from agentrl.wiring.services import Part, Services, Serving
+from agentrl.wiring.survey import client_of
 
 _ASK_AGAIN_S = 1.0
 
@@ -59,19 +64,35 @@ def token_of(engines: Engines) -> str:
         ) from exc
 
 
+def hosts_attached(recipe: Recipe) -> dict[str, str]:
+    """URL to host, of engines that `agentrl serve up` started on the recipe's hosts. Blocking."""
+    serving = Services("serve", recipe.name).running() if recipe.hosts and recipe.engines.attach else None
+    parts = serving.parts if serving is not None else ()
+    return {part.url: part.host for part in parts if part.host and part.url in recipe.engines.attach}
+
+
 async def borrow_engine(
-    recipe: Recipe, name: str, url: str, token: str, *, path: str, version: Version, patience_s: float
+    recipe: Recipe,
+    name: str,
+    url: str,
+    token: str,
+    *,
+    path: str,
+    version: Version,
+    patience_s: float,
+    folders: Folders | None = None,
 ) -> BorrowedEngine:
     """An engine that serves `version` from `path`. It may hold anything before, another run's version of the same
     number included, so it is always loaded anew, and its cached histories are ours alone.
 
-    patience_s: how long one that is away is waited for. UnavailableError after that, UserError where it cannot serve
-    this recipe.
+    patience_s: how long one that is away is waited for. folders: how weights get to its host. UnavailableError after
+    that, UserError where it cannot serve this recipe.
     """
     section, ends = recipe.engines, time.monotonic() + patience_s
     while True:
         try:
-            engine, info = await attach_engine(name, url, token, section, namespace=f"{uuid.uuid4().hex[:8]}/")
+            namespace = f"{uuid.uuid4().hex[:8]}/"
+            engine, info = await attach_engine(name, url, token, section, namespace=namespace, folders=folders)
             break
         except UnavailableError:
             if time.monotonic() > ends:
@@ -92,7 +113,19 @@ async def borrow_engine(
         raise
 
 
-async def borrow_daemon(sandbox: Sandbox) -> BorrowedDaemon:
-    """The daemon whose folder `sandbox.attach` names. UnavailableError where none serves there."""
-    client = await launch.attach(LocalHost(), run_dir=sandbox.attach)
-    return BorrowedDaemon(client, sandbox.max_live)
+def daemons_attached(sandbox: Sandbox) -> dict[str, Callable[[], Awaitable[BorrowedDaemon]]]:
+    """How to borrow each daemon below the folder `sandbox.attach`: one for each host of `agentrl sandbox up`. Blocking.
+    What is returned raises UnavailableError where none serves."""
+    folder = Path(sandbox.attach)
+    serving = Services("sandbox", folder.name, runs=folder.parent.parent).running()
+    if serving is None or not any(part.host for part in serving.parts):
+        return {"local": lambda: _attached(sandbox)}
+    return {part.name: functools.partial(_part, serving, part, sandbox) for part in serving.parts}
+
+
+async def _part(serving: Serving, part: Part, sandbox: Sandbox) -> BorrowedDaemon:
+    return BorrowedDaemon(client_of(serving, part), sandbox.max_live)
+
+
+async def _attached(sandbox: Sandbox) -> BorrowedDaemon:
+    return BorrowedDaemon(await launch.attach(LocalHost(), run_dir=sandbox.attach), sandbox.max_live)

@@ -22,18 +22,19 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import AgentRLError
-from agentrl.hosts.local import LocalHost
+from agentrl.hosts.inventory import Sites, clear, connected
 from agentrl.publish.store import DiskWeightStore
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Version
-from agentrl.sandbox.launch import Paths, start_daemon
-from agentrl.serve.launch import start_engine
-from agentrl.wiring.derive import model_path
+from agentrl.sandbox.launch import Paths
+from agentrl.wiring.derive import label_of, model_path
+from agentrl.wiring.parts import DaemonStarter, EngineStarter, prepare
 from agentrl.wiring.services import Part, Serving, Told
 
 log = logging.getLogger("agentrl.keeper")
 
+ROLES = {"serve": "engines", "sandbox": "sandbox"}
 _STATE = {"serve": "weights", "sandbox": "sandbox"}  # what a kind keeps below its folder while it runs
 
 
@@ -67,8 +68,13 @@ async def keep(kind: str, recipe: Recipe, folder: Path, asker: Asker) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     held: list[Held] = []
-    try:
-        await _unless_told(stop, _start(kind, recipe, folder, held))
+    label = label_of(f"{recipe.name}-{kind}", folder)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(_forget, kind, folder)
+        sites = await stack.enter_async_context(connected(recipe, folder, label, ROLES[kind]))
+        stack.push_async_callback(clear, sites, folder / "logs")
+        stack.push_async_callback(_stop, held)
+        await _unless_told(stop, _start(kind, recipe, folder, sites, label, held))
         if stop.is_set():
             return 130
         serving = _serving(kind, recipe, folder, held)
@@ -76,9 +82,14 @@ async def keep(kind: str, recipe: Recipe, folder: Path, asker: Asker) -> int:
         asker.tell(Told(serving=serving))
         await _unless_told(stop, _watch(held))
         return 0 if stop.is_set() else 1
-    finally:
-        await asyncio.gather(*(part.stop() for part in held))
-        await asyncio.to_thread(shutil.rmtree, folder / _STATE[kind], ignore_errors=True)
+
+
+async def _stop(held: list[Held]) -> None:
+    await asyncio.gather(*(part.stop() for part in held))
+
+
+async def _forget(kind: str, folder: Path) -> None:
+    await asyncio.to_thread(shutil.rmtree, folder / _STATE[kind], ignore_errors=True)
 
 
 async def _unless_told(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -95,15 +106,31 @@ async def _unless_told(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
         await asyncio.gather(*both, return_exceptions=True)
 
 
-async def _start(kind: str, recipe: Recipe, folder: Path, held: list[Held]) -> None:
+async def _start(kind: str, recipe: Recipe, folder: Path, sites: Sites, label: str, held: list[Held]) -> None:
     """All parts side by side. Those that came up are in `held` whatever happens."""
+    token = (folder / "token").read_text().strip()
+    store = await asyncio.to_thread(_adopt, recipe, folder) if kind == "serve" else None
+    weights = str(folder / _STATE["serve"])
+    folders = await prepare(recipe, sites, token=token, store=weights, roles=(ROLES[kind],))
+    if store is None:
+        async with asyncio.TaskGroup() as group:
+            for name in recipe.sandbox_hosts:
+                starter = DaemonStarter(recipe, sites[name], label)
+                group.create_task(_daemon(starter, held), name=f"sandbox daemon {name}")
+        return
     async with asyncio.TaskGroup() as group:
-        if kind == "sandbox":
-            group.create_task(_daemon(recipe, folder, held), name="sandbox daemon")
-            return
-        store = await asyncio.to_thread(_adopt, recipe, folder)
-        for index in range(recipe.engines.count):
-            group.create_task(_engine(recipe, folder, store, f"e{index}", held), name=f"e{index}")
+        for index, name in enumerate(recipe.engine_hosts):
+            engine = EngineStarter(
+                recipe,
+                f"e{index}",
+                sites[name],
+                label,
+                token,
+                folders.get(name),
+                version=lambda: Version(0),
+                path=store.path,
+            )
+            group.create_task(_engine(engine, held), name=f"e{index}")
 
 
 def _adopt(recipe: Recipe, folder: Path) -> DiskWeightStore:
@@ -115,38 +142,25 @@ def _adopt(recipe: Recipe, folder: Path) -> DiskWeightStore:
     return store
 
 
-async def _engine(recipe: Recipe, folder: Path, store: DiskWeightStore, name: str, held: list[Held]) -> None:
-    engine, _, process = await start_engine(
-        LocalHost(),
-        recipe.engines,
-        name=name,
-        model_path=store.path(Version(0)),
-        version=Version(0),
-        context_tokens=recipe.model.context_tokens,
-        run_dir=str(folder),
-        token_file=str(folder / "token"),
-    )
-
-    async def stop() -> None:
-        await engine.aclose()
-        await process.stop()
-
-    server = await engine.server_info(deadline_s=recipe.engines.admin_timeout_s)
+async def _engine(starter: EngineStarter, held: list[Held]) -> None:
+    own, site = await starter.start(), starter.site
     part = Part(
-        name=name,
-        pid=process.pid,
-        log=str(folder / "logs" / f"{name}.log"),
-        url=engine.url,
-        served_name=server.served_model_name or "",
+        name=starter.name,
+        host=site.name,
+        pid=own.process.pid,
+        log=f"{site.run_dir}/logs/{starter.name}.log",
+        url=own.engine.url,
+        served_name=own.served_name,
     )
-    held.append(Held(part, process.wait, stop))
+    held.append(Held(part, own.process.wait, own.stop))
 
 
-async def _daemon(recipe: Recipe, folder: Path, held: list[Held]) -> None:
-    running = await start_daemon(LocalHost(), recipe.sandbox, run_dir=str(folder), label=f"{recipe.name}-service")
-    paths = Paths.below(str(folder))
-    part = Part(name="local", pid=running.process.pid, log=paths.log, url=f"unix:{paths.socket}")
-    held.append(Held(part, running.wait_ended, running.stop))
+async def _daemon(starter: DaemonStarter, held: list[Held]) -> None:
+    own, site = await starter.start(), starter.site
+    paths = Paths.below(site.run_dir)
+    url = await site.host.reach(f"unix:{paths.socket}")
+    part = Part(name=site.name or "local", host=site.name, pid=own.running.process.pid, log=paths.log, url=url)
+    held.append(Held(part, own.wait_ended, own.stop))
 
 
 async def _watch(held: list[Held]) -> None:
@@ -162,7 +176,8 @@ async def _watch(held: list[Held]) -> None:
 
 
 def _serving(kind: str, recipe: Recipe, folder: Path, held: list[Held]) -> Serving:
-    token = folder / "token" if kind == "serve" else Path(Paths.below(str(folder)).token)
+    own = kind == "sandbox" and not recipe.hosts  # the daemon's, where it is on this machine
+    token = Path(Paths.below(str(folder)).token) if own else folder / "token"
     return Serving(
         kind=kind,
         recipe=recipe.name,

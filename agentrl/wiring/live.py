@@ -40,11 +40,11 @@ from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
-from agentrl.wiring.borrowed import BorrowedEngine, borrow_daemon, borrow_engine, token_of
+from agentrl.wiring.borrowed import BorrowedEngine, borrow_engine, daemons_attached, hosts_attached, token_of
 from agentrl.wiring.derive import identity, label_of, model_path, order_template, policy_of, task_source, token_file
 from agentrl.wiring.machine import check_face, check_ports
 from agentrl.wiring.models import check_model
-from agentrl.wiring.parts import DaemonStarter, EngineStarter, prepare
+from agentrl.wiring.parts import DaemonStarter, EngineStarter, folders_at, prepare
 from agentrl.wiring.trackers import Shown, trackers
 from agentrl.wiring.trainer import trainer_ended
 
@@ -87,6 +87,7 @@ class _Prepared:
     tasks: ports.TaskSource
     engine_token: str  # of engines that are not ours
     label: str
+    borrowed: dict[str, str]  # URL to host, of engines that are not ours
 
 
 def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
@@ -115,6 +116,7 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
         tasks=tasks,
         engine_token=engine_token,
         label=label_of(recipe.name, folder),
+        borrowed=hosts_attached(recipe),
     )
 
 
@@ -142,8 +144,11 @@ async def build_live(
         stack.push_async_callback(ready.journal.aclose)
         sites = await stack.enter_async_context(connected(recipe, folder, ready.label))
         stack.push_async_callback(clear, sites, folder / "logs")
-        token = ready.token_file.read_text().strip()
-        folders = await prepare(recipe, sites, store=str((folder / "weights").absolute()), token=token)
+        token, weights = ready.token_file.read_text().strip(), str((folder / "weights").absolute())
+        attached = {"engines": recipe.engines.attach, "sandbox": recipe.sandbox.attach}
+        starting = [role for role, what in attached.items() if not what]
+        folders = await prepare(recipe, sites, token=token, store=weights, roles=starting)
+        folders |= await folders_at(sites, set(ready.borrowed.values()), weights)
         heard = Shown(shown, await asyncio.to_thread(trackers, recipe, folder))
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
@@ -256,6 +261,7 @@ class _Parts:
                 path=self.ready.store.path(version),
                 version=version,
                 patience_s=section.start_timeout_s if next(tries) else 0.0,
+                folders=self.folders.get(self.ready.borrowed.get(url, "")),
             )
 
         return start
@@ -294,7 +300,7 @@ class _Parts:
     def sandboxes(self) -> list[Service]:
         sandbox = self.recipe.sandbox
         if sandbox.attach:
-            return [self._daemon("local", lambda: borrow_daemon(sandbox))]
+            return [self._daemon(name, start) for name, start in daemons_attached(sandbox).items()]
         found = []
         for name in self.recipe.sandbox_hosts:
             starter = DaemonStarter(self.recipe, self.sites[name], self.ready.label)

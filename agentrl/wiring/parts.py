@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +16,7 @@ from agentrl.publish.transfer import HostFolders, folders_of
 from agentrl.recipe.schema import Recipe, Sandbox
 from agentrl.records import EngineInfo, Version
 from agentrl.sandbox.client import SandboxClient
-from agentrl.sandbox.launch import RunningDaemon, gc, start_daemon
+from agentrl.sandbox.launch import Paths, RunningDaemon, gc, start_daemon
 from agentrl.serve.launch import attach_engine, start_engine
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.wiring.preflight import require
@@ -26,23 +26,31 @@ log = logging.getLogger("agentrl.wiring")
 _STILL_THERE_S = 10.0
 
 
-async def prepare(recipe: Recipe, sites: Sites, *, store: str, token: str) -> dict[str, HostFolders]:
-    """Hosts are examined, get the run's token, and it is found out how weights get to them; by host name, without those
-    that need nothing done. One error where a host cannot do its part."""
+async def prepare(
+    recipe: Recipe, sites: Sites, *, token: str, store: str, roles: Collection[str] = ("engines", "sandbox")
+) -> dict[str, HostFolders]:
+    """Hosts are examined for these roles, get the token, and it is found out how weights of the store in the folder
+    `store` get to those with engines; by host name, without those that need nothing done. One error where a host cannot
+    do its part."""
     if not recipe.hosts:
         return {}
-    await require(recipe, sites)
+    await require(recipe, sites, roles=roles)
     async with asyncio.TaskGroup() as group:
         for site in sites.values():
             group.create_task(site.host.write(site.token_file, token.encode()))
-    folders = {}
-    for name in sorted(set(recipe.engine_hosts)):
+            group.create_task(site.host.write(Paths.below(site.run_dir).token, token.encode()))
+    serving = [name for name in sites if name in recipe.engine_hosts and "engines" in roles]
+    return await folders_at(sites, serving, store)
+
+
+async def folders_at(sites: Sites, names: Iterable[str], store: str) -> dict[str, HostFolders]:
+    found = {}
+    for name in names:
         site = sites[name]
         assert site.spec is not None
         if not site.host.local or site.spec.weights == "copy":
-            root = f"{site.run_dir}/weights"
-            folders[name] = await folders_of(site.host, site.spec.weights, store=store, root=root)
-    return folders
+            found[name] = await folders_of(site.host, site.spec.weights, store=store, root=f"{site.run_dir}/weights")
+    return found
 
 
 @dataclass

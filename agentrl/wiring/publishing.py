@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from agentrl.errors import UnavailableError, UserError
+from agentrl.hosts.inventory import connected
 from agentrl.publish.store import DiskWeightStore
+from agentrl.publish.transfer import HostFolders
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Record, Version
 from agentrl.serve.launch import attach_engine
 from agentrl.serve.sglang import SGLangEngine
+from agentrl.wiring.derive import label_of
+from agentrl.wiring.parts import folders_at
 from agentrl.wiring.services import Services, Serving
 from agentrl.wiring.survey import token_of_service
 
@@ -69,12 +74,30 @@ async def push(what: Target, *, heard: Callable[[Pushed], None]) -> list[Pushed]
 
     UserError where an engine holds a newer version: versions only grow.
     """
+    async with _ways(what) as folders:
+        return await _to_all(what, folders, heard)
+
+
+@contextlib.asynccontextmanager
+async def _ways(what: Target) -> AsyncIterator[dict[str, HostFolders]]:
+    """How the version gets to the hosts of the service's engines, by host."""
+    names = {part.host for part in what.serving.parts if part.host}
+    if not names:
+        yield {}
+        return
+    services = Path(what.serving.folder)
+    recipe = await asyncio.to_thread(load, services / "serve.toml", checked=False)
+    async with connected(recipe, services, label_of(f"{recipe.name}-serve", services), "engines") as sites:
+        yield await folders_at(sites, sorted(names), str(Path(what.path).parent))
+
+
+async def _to_all(what: Target, folders: dict[str, HostFolders], heard: Callable[[Pushed], None]) -> list[Pushed]:
     section, admin_s = what.recipe.engines, what.recipe.engines.admin_timeout_s
     token = await asyncio.to_thread(token_of_service, what.serving)
     engines: list[tuple[SGLangEngine, Version]] = []
     try:
         for part in what.serving.parts:
-            engine, info = await attach_engine(part.name, part.url, token, section)
+            engine, info = await attach_engine(part.name, part.url, token, section, folders=folders.get(part.host))
             engines.append((engine, info.version))
         newer = [f"{engine.name} holds {version}" for engine, version in engines if version > what.version]
         if newer:

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.errors import UnavailableError
+from agentrl.errors import UnavailableError, UserError
+from agentrl.hosts.inventory import Site, connected
 from agentrl.recipe.schema import Recipe
 from agentrl.records import ExecResult, Task, TaskId
 from agentrl.sandbox import launch
@@ -17,18 +18,27 @@ from agentrl.wiring.attach import RUNS
 from agentrl.wiring.services import Services
 from agentrl.wiring.survey import client_of
 
+_COMMAND_S = 120.0
+_DEAD_AFTER_S = 60.0
 
-async def exec_once(recipe: Recipe, command: Sequence[str], *, timeout_s: float, trusted: bool) -> ExecResult:
-    """At the daemon that `agentrl sandbox up` started. One word is a shell line, several are an argument list.
 
-    UnavailableError where no daemon runs.
+async def exec_once(
+    recipe: Recipe, command: Sequence[str], *, timeout_s: float, trusted: bool, host: str = ""
+) -> ExecResult:
+    """At a daemon that `agentrl sandbox up` started (host: that one's; empty: the first). One word is a shell line,
+    several are an argument list.
+
+    UnavailableError where no daemon runs, UserError where none is on that host.
     """
     serving = Services("sandbox", recipe.name).running()
     if serving is None:
         raise UnavailableError(f"no sandbox daemon of recipe {recipe.name} runs", hint="start it: `agentrl sandbox up`")
     line = command[0] if len(command) == 1 else shlex.join(command)
     task = Task(id=TaskId("exec"), kind="exec", instruction="", root="", trusted=trusted)
-    client = client_of(serving)
+    names = [part.name for part in serving.parts]
+    if host and host not in names:
+        raise UserError(f"--host {host}: no daemon there", hint=f"there is one on {', '.join(names)}")
+    client = client_of(serving, serving.parts[names.index(host) if host else 0])
     try:
         box = await client.open(
             task, label=f"{recipe.name}-exec", lease_s=timeout_s + recipe.sandbox.lease_s, request_id=uuid.uuid4().hex
@@ -42,9 +52,28 @@ async def exec_once(recipe: Recipe, command: Sequence[str], *, timeout_s: float,
 
 
 async def collect_garbage(recipe: Recipe, *, runs: Path = RUNS) -> int:
-    """How many sandboxes were removed. Asks no daemon: what a living one owns is told apart by its owner."""
+    """How many sandboxes were removed, here or on the recipe's hosts. Asks no daemon: what a living one owns is told
+    apart by its owner. Folders of dead runs on the hosts go too."""
+    if recipe.hosts:
+        async with connected(recipe, runs, "gc") as sites:
+            return sum(await asyncio.gather(*(_collect(recipe, site) for site in sites.values())))
     folders = await asyncio.to_thread(lambda: sorted({*runs.glob("*/sandbox"), *runs.glob(".services/*/sandbox")}))
     with tempfile.TemporaryDirectory(prefix="agentrl-gc-") as scratch:
         return sum(
             [await launch.gc(recipe.sandbox, run_dir=str(folder)) for folder in (*(f.parent for f in folders), scratch)]
         )
+
+
+async def _collect(recipe: Recipe, site: Site, *, age_s: float = _DEAD_AFTER_S) -> int:
+    """Its site is a scratch folder."""
+    host, assumed = site.host, site.spec
+    assert assumed is not None
+    removed = 0
+    if "sandbox" in assumed.roles:
+        removed = await launch.gc(recipe.sandbox, run_dir=site.run_dir, host=host)
+    await host.run(["rm", "-rf", "--", site.run_dir], timeout_s=_COMMAND_S)
+    argv = [host.python, "-m", "agentrl.hosts.leftovers", f"{host.home}/runs", str(age_s)]
+    code, said = await host.run(argv, timeout_s=_COMMAND_S)
+    if code:
+        raise UnavailableError(f"{host.name}: folders of dead runs are not removed: {said.strip()[-500:]}")
+    return removed

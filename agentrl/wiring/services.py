@@ -41,13 +41,16 @@ _KILLED_S = 15.0
 
 
 class Part(Record):
-    """One process that a keeper holds. served_name: what only this engine answers to; empty for the daemon."""
+    """One process that a keeper holds. host: empty for this machine; elsewhere pid and log are that host's, and the url
+    is an address here that reaches it while the keeper lives. served_name: what only this engine answers to; empty for
+    a daemon."""
 
     name: str
     pid: int
     log: str
     url: str
     served_name: str = ""
+    host: str = ""
 
 
 class Serving(Record):
@@ -100,7 +103,8 @@ class Services:
             raise UserError(f"{section}.attach: the recipe uses what runs already", hint="leave it out to start some")
         if self.kind == "serve":
             model_path(recipe)
-            check_ports(recipe.engines)
+            if not recipe.hosts:
+                check_ports(recipe.engines)
         try:
             (self.folder / "logs").mkdir(parents=True, exist_ok=True)
             token_file(self.folder)

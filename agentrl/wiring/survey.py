@@ -21,6 +21,7 @@ class EngineReport(Record):
     """What one engine proved. serves: it is the one that was started, and would serve now; else detail says why not."""
 
     name: str
+    host: str
     url: str
     pid: int
     log: str
@@ -42,7 +43,7 @@ async def engines(serving: Serving, section: Engines) -> list[EngineReport]:
 
 
 async def _engine(part: Part, token: str, section: Engines) -> EngineReport:
-    said = EngineReport(name=part.name, url=part.url, pid=part.pid, log=part.log, serves=False)
+    said = EngineReport(name=part.name, host=part.host, url=part.url, pid=part.pid, log=part.log, serves=False)
     try:
         engine, info = await attach_engine(part.name, part.url, token, section)
     except AgentRLError as exc:
@@ -70,17 +71,20 @@ async def _engine(part: Part, token: str, section: Engines) -> EngineReport:
         await engine.aclose()
 
 
-async def daemon(serving: Serving) -> SandboxHostStatus:
-    """UnavailableError or DeadlineError where it does not answer to its token."""
-    client = client_of(serving)
+async def daemons(serving: Serving) -> list[SandboxHostStatus]:
+    """UnavailableError or DeadlineError of the first that does not answer to its token."""
+    return list(await asyncio.gather(*(_daemon(serving, part) for part in serving.parts)))
+
+
+async def _daemon(serving: Serving, part: Part) -> SandboxHostStatus:
+    client = client_of(serving, part)
     try:
         return await client.status(deadline_s=_ANSWER_S)
     finally:
         await client.aclose()
 
 
-def client_of(serving: Serving) -> SandboxClient:
-    [part] = serving.parts
+def client_of(serving: Serving, part: Part) -> SandboxClient:
     return SandboxClient(part.url, token_of_service(serving), name=part.name)
 
 

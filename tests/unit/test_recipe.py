@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrl.errors import RecipeError
 from agentrl.recipe.check import check
 from agentrl.recipe.load import load
-from agentrl.recipe.schema import Batch, Engines, Freshness, HostSpec, Model, Recipe, Rollout, Sandbox, Tasks, Window
+from agentrl.recipe.schema import Batch, Engines, Freshness, HostSpec, Model, Recipe, Rollout, Tasks, Window
 from agentrl.recipe.show import dump
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -153,7 +153,6 @@ def test_bytes_that_are_no_text(file: Path) -> None:
         ({"hosts": (HostSpec(name="h", home="here"),)}, "hosts.h.home"),
         ({"hosts": (HostSpec(name="h", engines=1),)}, "engines.count"),
         ({"hosts": (HostSpec(name="h", engines=3),)}, "engines.count"),
-        ({"hosts": (HostSpec(name="h"),), "sandbox": Sandbox(attach="x")}, "sandbox.attach"),
         ({"tasks": Tasks(source="harbor", path="x", kinds=("a",))}, "tasks.kinds"),
     ],
 )
