@@ -14,7 +14,7 @@ import msgspec
 
 import agentrl
 from agentrl.errors import AgentRLError, UnavailableError, UserError
-from agentrl.hosts.inventory import Sites, connected
+from agentrl.hosts.inventory import LOCAL, Sites, connected
 from agentrl.hosts.survey import Ask, Clock, Facts, survey
 from agentrl.ports import Host
 from agentrl.recipe.schema import HostSpec, Recipe
@@ -123,7 +123,7 @@ def judge(recipe: Recipe, spec: HostSpec, facts: Facts, clock: Clock, mine: Mine
     yield _rights(facts)
     yield _cpus(recipe, spec, facts)
     yield ok("memory", f"{facts.memory.available / 1e9:.1f} of {facts.memory.total / 1e9:.1f} GB free")
-    yield _disk(recipe, engines, facts)
+    yield _disk(recipe, spec, engines, facts)
     yield _clock(clock)
 
 
@@ -257,17 +257,27 @@ def _cpus(recipe: Recipe, spec: HostSpec, facts: Facts) -> Finding:
     return ok("CPUs", said)
 
 
-def _disk(recipe: Recipe, engines: int, facts: Facts) -> Finding:
-    found, wanted = facts.disk, _LEAST_DISK
-    if engines:
-        versions = recipe.publish.keep_versions + 1
-        wanted += versions * sum(file.stat().st_size for file in model_path(recipe).glob("*.safetensors"))
+def _disk(recipe: Recipe, spec: HostSpec, engines: int, facts: Facts) -> Finding:
+    found, remedy = facts.disk, "free space there, or set hosts.home"
+    weights = _weights_bytes(recipe) if engines and spec.weights != "shared" and spec.address != LOCAL else 0
     said = f"{found.free / 1e9:.2f} of {found.total / 1e9:.2f} GB free at {found.path}"
     if found.fault:
-        return fail("disk", f"{said}: cannot be written: {found.fault}", "free space there, or set hosts.home")
-    if found.free < wanted:
-        return fail("disk", f"{said}, {wanted / 1e9:.2f} are wanted", "free space there, or set hosts.home")
+        return fail("disk", f"{said}: cannot be written: {found.fault}", remedy)
+    if found.free < _LEAST_DISK + (weights if spec.weights == "copy" else 0):
+        return fail("disk", f"{said}, {(_LEAST_DISK + weights) / 1e9:.2f} are wanted", remedy)
+    if found.free < _LEAST_DISK + weights:
+        shared = f'{remedy}; or share the run\'s folder: then hosts.weights = "shared" says so'
+        return warn("disk", f"{said}; weights that are copied there take {weights / 1e9:.2f}", shared)
     return ok("disk", said)
+
+
+def _weights_bytes(recipe: Recipe) -> int:
+    """Of all versions that a host may hold at once. 0 where there is no model: others say so."""
+    try:
+        size = sum(file.stat().st_size for file in model_path(recipe).glob("*.safetensors"))
+    except UserError:
+        return 0
+    return size * (recipe.publish.keep_versions + 1)
 
 
 def _clock(clock: Clock) -> Finding:

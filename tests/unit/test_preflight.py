@@ -113,6 +113,13 @@ def test_what_is_wrong_is_said(recipe: Recipe, changes: dict[str, Any], name: st
     assert others <= {"sandboxes"}, others
 
 
+@pytest.mark.parametrize(("weights", "state"), [("copy", "fail"), ("auto", "warn"), ("shared", "ok")])
+def test_room_for_weights_is_needed_where_they_are_copied(weights: Any, state: str) -> None:
+    spec = HostSpec(name="h1", weights=weights)
+    recipe = Recipe(name="r", hosts=(spec,), engines=SGLANG.engines)
+    assert found(recipe, spec=spec, disk={"free": 201 << 20})["disk"].state == state
+
+
 def test_what_does_not_run_there_is_not_asked_for() -> None:
     engines_only = HostSpec(name="h1", roles=("engines",))
     recipe = Recipe(name="r", hosts=(engines_only, HostSpec(name="h2", roles=("sandbox",))), engines=SGLANG.engines)
