@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
 from statistics import mean, median
 from typing import Any
 
+from agentrl.ports import Progress
 from agentrl.recipe.sim import SimRecipe
 from agentrl.records import AttemptId, Batch, GroupId, LoadReport, StepReport, TaskId, TrajectoryFacts, Turn
 from agentrl.runtime.loop import Listener
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
+from agentrl.scheduler.commands import Finish
 from agentrl.scheduler.core import Core
 from agentrl.sim.fleet.ops import Plans
-from agentrl.wiring.fleet import Fleet, Options, simulate
+from agentrl.wiring import fleet
+from agentrl.wiring.fleet import Fleet, Options
+
+_told: ContextVar[Progress | None] = ContextVar("told", default=None)
+_played = count(1)
+
+
+@contextmanager
+def telling(tell: Progress) -> Iterator[None]:
+    """Within the block `tell` hears of every run that `simulate` plays."""
+    token = _told.set(tell)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def simulate(recipe: SimRecipe, seed: int, options: Options, listener: Listener, **more: Any) -> Finish:
+    """`wiring.fleet.simulate`, told of."""
+    tell = _told.get()
+    if tell is not None:
+        tell("simulating", f"run {next(_played)}: {recipe.name}, seed {seed}")
+    return fleet.simulate(recipe, seed, options, listener, **more)
+
 
 WARM = 2  # first batches left out: the fleet starts empty
 

@@ -24,7 +24,9 @@ def sweep(seeds: int, *, first: int = 0, quiet: bool = False) -> dict[str, Any]:
     events = crashes = 0
     virtual_s = 0.0
     failures: list[dict[str, Any]] = []
-    for seed in track(range(first, first + seeds), "laws", console=console, disable=quiet, transient=True):
+    for seed in track(
+        range(first, first + seeds), "laws", console=console, disable=quiet or not console.is_terminal, transient=True
+    ):
         result = play(seed)
         if isinstance(result, dict):
             failures.append(result)

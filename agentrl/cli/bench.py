@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as text
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from agentrl.bench.sim.sheet import Sheet, beside
 from agentrl.cli.common import FAILED, Quiet, RecipeFile, RunFolder, Set, console, out, table
+from agentrl.cli.progress import progress
 from agentrl.recipe.load import load, load_sim
 from agentrl.recipe.schema import Recipe
 from agentrl.recipe.sim import SimRecipe
@@ -48,8 +50,8 @@ def engine(
     """Tokens a second at 1, 16 and 64 sequences, and how much of a prompt is not computed again."""
     from agentrl.bench import engine as part
 
-    _say(quiet, "measuring one engine")
-    figures = part.main(_recipe(recipe, set_), repeats=repeats, quiet=True)
+    with _busy("measuring one engine", json, quiet):
+        figures = part.main(_recipe(recipe, set_), repeats=repeats, quiet=True)
     _give(figures, lambda to: to.print(part.table(figures), markup=False), json, quiet)
 
 
@@ -65,8 +67,8 @@ def sandbox(
     """Start, exec, put, reset and kill of a sandbox; commands a second; memory of each; also through the daemon."""
     from agentrl.bench import sandbox as part
 
-    _say(quiet, "measuring sandboxes")
-    figures = part.main(_recipe(recipe, set_), repeats=repeats, many=many)
+    with _busy("measuring sandboxes", json, quiet):
+        figures = part.main(_recipe(recipe, set_), repeats=repeats, many=many)
     _give(figures, lambda to: _draw_sandbox(to, figures), json, quiet)
 
 
@@ -106,8 +108,8 @@ def sim(
     if keep is not None:
         _keep(loaded, keep, json, quiet)
         return
-    _say(quiet, f"simulating {arms} of {loaded.name}, {seeds} seeds")
-    sheet = part.run(loaded, arms, seeds)
+    with _busy(f"simulating {arms} of {loaded.name}, {seeds} seeds", json, quiet):
+        sheet = part.run(loaded, arms, seeds)
     if figures is not None:
         from agentrl.bench.figures import draw
 
@@ -136,8 +138,8 @@ def calibrate(
     """A live run as a recipe of the simulated fleet, and how well that predicts the step interval of other runs."""
     from agentrl.bench import calibrate as part
 
-    _say(quiet, f"simulating {run}")
-    sheet = part.main(run, against or [], cpus=cpus)
+    with _busy(f"simulating {run}", json, quiet):
+        sheet = part.main(run, against or [], cpus=cpus)
     if into is not None:
         into.write_bytes(tomli_w.dumps(sheet.data["recipe"]).encode())
     _give(msgspec.to_builtins(sheet, enc_hook=str), lambda to: _draw_sheet(to, sheet), json, quiet)
@@ -154,8 +156,8 @@ def watch(
     """What trace, metrics and `agentrl top` cost a large run: CPU, bytes a second, how late its event loop is."""
     from agentrl.bench import watch as part
 
-    _say(quiet, f"{attempts} conversations, three times {seconds:.0f} s")
-    figures = part.main(attempts=attempts, turns_per_s=turns, seconds=seconds)
+    with _busy(f"{attempts} conversations, three times {seconds:.0f} s", json, quiet):
+        figures = part.main(attempts=attempts, turns_per_s=turns, seconds=seconds)
     _give(figures, lambda to: _draw_watch(to, figures), json, quiet)
 
 
@@ -194,6 +196,17 @@ def _draw_sheet(to: Console, sheet: Sheet) -> None:
 
 def _recipe(path: Path | None, overrides: list[str] | None) -> Recipe | None:
     return load(path, overrides=overrides or []) if path is not None else None
+
+
+@contextmanager
+def _busy(what: str, json: Path | None, quiet: bool) -> Iterator[None]:
+    """Says what is measured; on a terminal for how long, and of a simulation which run is played."""
+    from agentrl.bench.fleet import telling
+
+    _say(quiet, what)
+    with progress(quiet=quiet or str(json) == "-") as tell, telling(tell):
+        tell("measuring", "")
+        yield
 
 
 def _say(quiet: bool, what: str) -> None:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from agentrl.cli.common import Json, Quiet, RunFolder, console, emit, escape, table
+from agentrl.cli.progress import Lines, progress
 from agentrl.errors import NoProgressError, UnavailableError, UserError
 from agentrl.records import Version
 
@@ -34,7 +35,8 @@ def publish(
     wanted = None if version is None else Version(version)
     try:
         live = find_run(str(run))
-        versions, all_hold = asyncio.run(_wait(live, wanted, wait))
+        with progress(quiet=quiet or json) as tell:
+            versions, all_hold = asyncio.run(_wait(live, wanted, wait, tell))
     except UnavailableError as exc:
         if not quiet:
             console.print(f"[dim]{escape(str(exc))}[/]", soft_wrap=True)
@@ -50,7 +52,7 @@ def publish(
         )
 
 
-async def _wait(live: LiveRun, wanted: Version | None, wait_s: float) -> tuple[Versions, bool]:
+async def _wait(live: LiveRun, wanted: Version | None, wait_s: float, tell: Lines) -> tuple[Versions, bool]:
     from agentrl.wiring.attach import FaceClient, until_live
 
     async with FaceClient(live) as face:
@@ -62,7 +64,7 @@ async def _wait(live: LiveRun, wanted: Version | None, wait_s: float) -> tuple[V
                 f"{live.folder}: version {wanted} is older than the trainer's {held}: versions only grow",
                 hint="leave the version out to wait for the newest",
             )
-        return await until_live(face, wanted, deadline_s=wait_s)
+        return await until_live(face, wanted, deadline_s=wait_s, progress=tell)
 
 
 def _push(run: RunFolder, wanted: Version | None, *, json: bool, quiet: bool) -> None:

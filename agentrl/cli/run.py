@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.common import INTERRUPTED, Json, Quiet, RecipeFile, Set, console, print_json
+from agentrl.cli.progress import Lines, progress
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
 
@@ -63,7 +64,8 @@ def _fresh(recipe: Recipe) -> Path:
 
 
 def _drive(recipe: Recipe, folder: Path, *, json: bool, quiet: bool, fixed_weights: bool = False) -> None:
-    summary = asyncio.run(_session(recipe, folder, quiet=quiet, fixed_weights=fixed_weights))
+    with progress(quiet=quiet or json) as tell:
+        summary = asyncio.run(_session(recipe, folder, tell, quiet=quiet, fixed_weights=fixed_weights))
     if json:
         print_json(summary)
     elif not quiet:
@@ -71,16 +73,17 @@ def _drive(recipe: Recipe, folder: Path, *, json: bool, quiet: bool, fixed_weigh
     raise typer.Exit(_EXIT[summary["outcome"]])
 
 
-async def _session(recipe: Recipe, folder: Path, *, quiet: bool, fixed_weights: bool) -> dict[str, Any]:
+async def _session(recipe: Recipe, folder: Path, tell: Lines, *, quiet: bool, fixed_weights: bool) -> dict[str, Any]:
     from agentrl.wiring import build_live
 
     shown = (lambda step: None) if quiet else _line(recipe)
-    async with build_live(recipe, folder, shown=shown, fixed_weights=fixed_weights) as live:
+    async with build_live(recipe, folder, shown=shown, progress=tell, fixed_weights=fixed_weights) as live:
         _log_to(folder / "logs" / "run.log")
         if not quiet:
             _mention_services(recipe)
             console.print(f"[dim]run folder[/] {folder}  [dim]see it:[/] agentrl top {folder}", soft_wrap=True)
         _on_interrupt(live)
+        live.follow(recipe, tell, trainer=recipe.train.embedded and not fixed_weights)
         await live.drive()
         return live.summary()
 

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import AgentRLError, DataError, UnavailableError, UserError
+from agentrl.ports import Progress
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
@@ -111,7 +112,7 @@ class DiskWeightStore:
             self._commit(version, temporary, extra or {}, expected)
         return str(self._folder(version))
 
-    def adopt(self, folder: str) -> str:
+    def adopt(self, folder: str, progress: Progress | None = None) -> str:
         """Make version 0 from a model folder, unless there is one; returns its folder. UserError where it is no model.
 
         Large files are linked where the disk allows; that the model was edited in place later, `verify` would find.
@@ -123,7 +124,7 @@ class DiskWeightStore:
         with self._temporary(Version(0)) as temporary:
             for file in sorted(p for p in Path(folder).iterdir() if p.is_file() and p.name != MANIFEST):
                 _place(file, temporary / file.name, link=file.stat().st_size >= _LINK_FROM)
-            self._commit(Version(0), temporary, {"source": str(Path(folder).resolve())})
+            self._commit(Version(0), temporary, {"source": str(Path(folder).resolve())}, progress=progress)
         return str(self._folder(Version(0)))
 
     def prune(self, keep: int, pinned: Sequence[Version] = ()) -> None:
@@ -185,11 +186,12 @@ class DiskWeightStore:
         temporary: Path,
         extra: dict[str, Any],
         expected: Sequence[tuple[str, str, int]] = (),
+        progress: Progress | None = None,
     ) -> None:
         files = sorted(p for p in temporary.iterdir() if p.is_file())
         if not any(p.name.endswith(_WEIGHTS) for p in files):
             raise DataError(f"version {version}: no weights among {[p.name for p in files]}")
-        listed = tuple((p.name, _sha256(p), p.stat().st_size) for p in files)
+        listed = _listed(files, version, progress)
         for name, sha256, size in expected:
             if (name, sha256, size) not in listed:
                 raise DataError(f"version {version}: {name} is not as announced: it was damaged on its way")
@@ -229,6 +231,19 @@ def _place(source: Path, target: Path, *, link: bool) -> None:
             target.hardlink_to(source.resolve())
             return
     shutil.copyfile(source, target)
+
+
+def _listed(files: Sequence[Path], version: Version, progress: Progress | None) -> tuple[tuple[str, str, int], ...]:
+    """(name, sha256, bytes) of each. Of a large model this is what takes long."""
+    listed, done, whole = [], 0, sum(path.stat().st_size for path in files) or 1
+    for path in files:
+        if progress is not None:
+            progress(f"weights v{version}", f"checksum of {path.name}", done / whole)
+        listed.append((path.name, _sha256(path), path.stat().st_size))
+        done += path.stat().st_size
+    if progress is not None:
+        progress(f"weights v{version}", f"{whole / 1e6:.0f} MB", 1.0)
+    return tuple(listed)
 
 
 def _sha256(path: Path) -> str:

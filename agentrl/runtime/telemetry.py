@@ -56,6 +56,7 @@ class Telemetry(Listener):
     ) -> None:
         self.stream: Callable[[float, news.Event, Sequence[orders.Command]], None] | None = None
         self.metrics: Metrics | None = None
+        self.follower: Callable[[float, news.Event, Sequence[orders.Command]], None] | None = None
         self._folder = folder
         self._head = head
         self._clock = clock
@@ -146,6 +147,8 @@ class Telemetry(Listener):
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
         if self.stream is not None:
             self.stream(now, event, commands)
+        if self.follower is not None:
+            self.follower(now, event, commands)
         self.trace.heard(now, event, commands, core)
         if core.trainer == "ready" and self._ready_at is None:
             self._ready_at = now

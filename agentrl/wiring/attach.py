@@ -15,6 +15,7 @@ import aiohttp
 import tomli
 
 from agentrl.errors import AgentRLError, DeadlineError, UnavailableError, UserError
+from agentrl.ports import Progress
 from agentrl.records import Record, Version
 
 RUNS = Path("runs")
@@ -202,7 +203,9 @@ class FaceClient:
         return self._session
 
 
-async def until_live(face: FaceClient, wanted: Version | None, *, deadline_s: float) -> tuple[Versions, bool]:
+async def until_live(
+    face: FaceClient, wanted: Version | None, *, deadline_s: float, progress: Progress | None = None
+) -> tuple[Versions, bool]:
     """Waits until every engine holds `wanted` (None: what the trainer holds now), or the deadline; what they hold
     then, and whether all hold it. Waits on the run's own events."""
     versions = await face.versions()
@@ -212,6 +215,10 @@ async def until_live(face: FaceClient, wanted: Version | None, *, deadline_s: fl
             async for said in face.events():
                 if not said or said["event"]["type"] in ("EngineLoaded", "EngineUp", "EngineDown"):
                     versions = await face.versions()
+                    if progress is not None:
+                        lacking = versions.lacking(target)
+                        share = 1.0 - len(lacking) / max(1, len(versions.engines))
+                        progress(f"v{target}", f"{len(lacking)} engines to come: {', '.join(lacking[:4])}", share)
                 if versions.engines and not versions.lacking(target):
                     return versions, True
     return versions, bool(versions.engines) and not versions.lacking(target)

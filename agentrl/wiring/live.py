@@ -42,6 +42,7 @@ from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
 from agentrl.wiring.borrowed import BorrowedEngine, borrow_engine, daemons_attached, hosts_attached, token_of
 from agentrl.wiring.derive import identity, label_of, model_path, order_template, policy_of, task_source, token_file
+from agentrl.wiring.going import Going
 from agentrl.wiring.machine import check_face, check_ports
 from agentrl.wiring.models import check_model
 from agentrl.wiring.parts import DaemonStarter, EngineStarter, folders_at, prepare
@@ -70,6 +71,10 @@ class Run:
         """Ask for an end soon that leaves a resumable run."""
         self.driver.post(news.DrainAsked())
 
+    def follow(self, recipe: Recipe, tell: ports.Progress, *, trainer: bool) -> None:
+        """From now on `tell` hears what the run is at."""
+        self.telemetry.follower = Going(recipe, self.driver.core, tell, trainer=trainer).heard
+
     def summary(self) -> dict[str, Any]:
         return self.telemetry.summary(self.driver.core, self.driver.world.clock())
 
@@ -90,7 +95,7 @@ class _Prepared:
     borrowed: dict[str, str]  # URL to host, of engines that are not ours
 
 
-def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
+def _prepare(recipe: Recipe, folder: Path, progress: ports.Progress | None = None) -> _Prepared:
     """Everything that can be wrong with the user's input is found here, before anything starts."""
     model = model_path(recipe)
     check_model(model)
@@ -104,7 +109,7 @@ def _prepare(recipe: Recipe, folder: Path) -> _Prepared:
     journal = SqliteJournal.open(folder / "run.sqlite", recipe=identity(recipe))
     store = DiskWeightStore(str(folder / "weights"))
     if store.latest() is None:
-        store.adopt(str(model))
+        store.adopt(str(model), progress)
     (folder / "recipe.toml").write_text(show.dump(recipe))
     return _Prepared(
         model=model,
@@ -133,13 +138,14 @@ async def build_live(
     folder: Path,
     *,
     shown: Callable[[dict[str, Any]], None] = lambda step: None,
+    progress: ports.Progress | None = None,
     fixed_weights: bool = False,
 ) -> AsyncIterator[Run]:
     """Everything of one run, resumed from `folder` where it holds one. Closes all of it on exit.
 
     fixed_weights: no trainer; batches are kept as files.
     """
-    ready = await asyncio.to_thread(_prepare, recipe, folder)
+    ready = await asyncio.to_thread(_prepare, recipe, folder, progress)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(ready.journal.aclose)
         sites = await stack.enter_async_context(connected(recipe, folder, ready.label))

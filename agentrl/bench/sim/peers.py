@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from agentrl.bench.fleet import Recorder
+from agentrl.bench.fleet import Recorder, simulate
 from agentrl.bench.sim.policies import PEERS, Peer
 from agentrl.bench.sim.sheet import Sheet, Table, average, plus_minus
 from agentrl.recipe.sim import SimRecipe
@@ -16,7 +16,7 @@ from agentrl.scheduler.core import Core
 from agentrl.scheduler.policy import Policy
 from agentrl.sim.fleet.build import plans_of, serving_of
 from agentrl.sim.fleet.throughput import point
-from agentrl.wiring.fleet import Options, simulate
+from agentrl.wiring.fleet import Options
 
 DEPTHS = (2, 4, 8)  # windows tried, in batches
 TRIAL_SEED = 1_000

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from agentrl.bench.fleet import simulate
 from agentrl.bench.sim.sheet import Claim, Sheet, Table, average
 from agentrl.recipe.sim import SimRecipe
 from agentrl.records import AttemptId, Lane, Turn
@@ -21,7 +22,7 @@ from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.sim.fleet.build import plans_of
 from agentrl.sim.fleet.ops import AttemptPlan, Op, Plans, TurnPlan
-from agentrl.wiring.fleet import Fleet, Options, simulate
+from agentrl.wiring.fleet import Fleet, Options
 
 TOKENS_MIN_GPU = 39_400.0  # public: at 2,048, DP8 and EP8
 THINK_S = 14.0  # fitted to it: the synthetic conversations' time between turns, which is not published

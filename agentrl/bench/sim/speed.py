@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from agentrl.bench.fleet import Recorder
+from agentrl.bench.fleet import Recorder, simulate
 from agentrl.bench.sim.sheet import Sheet, Table
 from agentrl.recipe.sim import SimRecipe
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.policy import Policy
-from agentrl.wiring.fleet import Options, simulate
+from agentrl.wiring.fleet import Options
 
 SIZES = (1_000, 10_000, 100_000)
 SHORT = 0.2  # of the preset's turns: what grows is the number of trajectories, not the patience of the reader

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.bench.fleet import Recorder
+from agentrl.bench.fleet import Recorder, simulate
 from agentrl.recipe.sim import SimRecipe
 from agentrl.records import Lane
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
-from agentrl.wiring.fleet import Options, simulate
+from agentrl.wiring.fleet import Options
 
 
 class Timeline(Recorder):
