@@ -6,7 +6,7 @@ CPU_TORCH = --retries 0 --timeout 10 --index-url https://download.pytorch.org/wh
 TORCH ?= $(shell command -v nvidia-smi >/dev/null && echo torch)
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-sglang test-docker lint fmt types laws docs pictures clean
+.PHONY: help setup demo test test-sglang test-docker test-hosts lint fmt types laws docs pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ test-sglang: setup ## the engine contract against real SGLang on the CPU, in its
 
 test-docker: setup ## the sandbox contract against a Docker engine of its own (root; apt-get install docker.io debootstrap busybox-static)
 	tests/live/docker/images.sh "$${AGENTRL_DOCKER_CACHE:-$$HOME/.cache/agentrl-docker}" && $(BIN)/python -m pytest -q -m docker
+
+test-hosts: setup ## runs over three machines with real sshd in network namespaces: links cut, controller killed (root; apt-get install openssh-server)
+	$(BIN)/python -m pytest -q -s tests/live/test_three_hosts.py
 
 lint: setup ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -19,7 +19,8 @@ from agentrl.ports import Host
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
-_COMMAND_S = 3_600.0  # reading a large model back; callers have deadlines of their own
+_COMMAND_S = 120.0
+_SLOWEST = 20e6  # bytes a second that a disk there reads, a line carries: what takes longer is given up
 _PROBE_S = 20.0
 _AT_ONCE = 4  # files of one version on their way to one host
 
@@ -27,7 +28,8 @@ _AT_ONCE = 4  # files of one version on their way to one host
 class HostFolders:
     """`serve.staging.Folders` of one host, for all of its engines. root: a folder there that is ours alone.
 
-    Calls have no deadline of their own: whoever calls has. A call that is cancelled leaves whole files to go on from.
+    Calls have no deadline but what a very slow host takes: whoever calls has one. A call that is cancelled leaves whole
+    files to go on from.
     """
 
     def __init__(self, host: Host, root: str, *, shared: bool) -> None:
@@ -40,7 +42,9 @@ class HostFolders:
 
     async def bring(self, path: str, version: Version) -> str:
         if self._shared:
-            await self._check("verify", _absolute(path), version)
+            listed = await asyncio.to_thread(_manifest, Path(path), version)
+            limit_s = _limit_s(sum(size for _, _, size in listed.files))
+            await self._check("verify", _absolute(path), version, limit_s=limit_s)
             return _absolute(path)
         async with self._one:
             there = await self._copy(path, version)
@@ -64,13 +68,14 @@ class HostFolders:
         listed = await asyncio.to_thread(_manifest, here, version)
         name = _name(here)
         order: dict[str, Any] = {"name": name, "files": listed.files}
-        missing = await self._receive(do="missing", **order)
+        limit_s = _limit_s(sum(size for _, _, size in listed.files))
+        missing = await self._receive(limit_s, do="missing", **order)
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def send(file: str) -> None:
             async with places:
                 target = f"{self._root}/.part-{name}/{file}"
-                await self._host.send(str(here / file), target, deadline_s=_COMMAND_S)
+                await self._host.send(str(here / file), target, deadline_s=limit_s)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -87,19 +92,19 @@ class HostFolders:
         self.sent_bytes += sum(size for file, _, size in listed.files if file in missing)
         keep = [_name(folder) for folder in here.parent.glob("v*") if (folder / MANIFEST).is_file()]
         manifest = (here / MANIFEST).read_text()
-        await self._receive(do="commit", **order, manifest=manifest, keep=keep)
+        await self._receive(limit_s, do="commit", **order, manifest=manifest, keep=keep)
         return f"{self._root}/{name}"
 
-    async def _receive(self, **order: Any) -> Any:
-        return await self._ask(["agentrl.publish.receive", self._root], order)
+    async def _receive(self, limit_s: float, **order: Any) -> Any:
+        return await self._ask(["agentrl.publish.receive", self._root], order, limit_s)
 
-    async def _check(self, *check: Any) -> Any:
-        return await self._ask(["agentrl.serve.staging"], check)
+    async def _check(self, *check: Any, limit_s: float = _COMMAND_S) -> Any:
+        return await self._ask(["agentrl.serve.staging"], check, limit_s)
 
-    async def _ask(self, module: list[str], order: Any) -> Any:
+    async def _ask(self, module: list[str], order: Any, limit_s: float) -> Any:
         host = self._host
         argv = [host.python, "-m", *module]
-        code, said = await host.run(argv, timeout_s=_COMMAND_S, stdin=msgspec.json.encode(order))
+        code, said = await host.run(argv, timeout_s=limit_s, stdin=msgspec.json.encode(order))
         try:
             answer = msgspec.json.decode(said)
         except msgspec.MsgspecError:
@@ -139,6 +144,10 @@ async def _sees(host: Host, store: str) -> bool:
         return False
     finally:
         await asyncio.to_thread(mark.unlink)
+
+
+def _limit_s(size: int) -> float:
+    return _COMMAND_S + size / _SLOWEST
 
 
 def _absolute(path: str) -> str:

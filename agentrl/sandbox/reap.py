@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 
 import msgspec
@@ -14,6 +15,8 @@ from agentrl.errors import AgentRLError
 from agentrl.recipe import schema
 from agentrl.records import Record
 from agentrl.sandbox.backends import make_backend
+
+ORDER_S = 10
 
 
 class Order(Record):
@@ -40,7 +43,9 @@ async def reap(order: Order) -> int:
 
 
 def main() -> None:
+    signal.alarm(ORDER_S)  # whoever asks may be cut off before all of it is here
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    signal.alarm(0)
     try:
         answer = Answer(removed=asyncio.run(reap(order)))
     except AgentRLError as exc:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from agentrl.errors import DataError
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
+ORDER_S = 10
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
@@ -190,7 +192,9 @@ CHECKS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
+    signal.alarm(ORDER_S)  # whoever asks may be cut off before all of it is here
     check, *arguments = msgspec.json.decode(sys.stdin.buffer.read())
+    signal.alarm(0)
     try:
         answer = Answer(value=CHECKS[check](*arguments))
     except DataError as exc:

@@ -65,8 +65,11 @@ def token_of(engines: Engines) -> str:
 
 
 def hosts_attached(recipe: Recipe) -> dict[str, str]:
-    """URL to host, of engines that `agentrl serve up` started on the recipe's hosts. Blocking."""
-    serving = Services("serve", recipe.name).running() if recipe.hosts and recipe.engines.attach else None
+    """URL to host, of engines that `agentrl serve up` started on the recipe's hosts: their token lies in the service's
+    folder. Blocking."""
+    serving = None
+    if recipe.hosts and recipe.engines.attach and recipe.engines.token_file:
+        serving = _service_at("serve", Path(recipe.engines.token_file).absolute().parent)
     parts = serving.parts if serving is not None else ()
     return {part.url: part.host for part in parts if part.host and part.url in recipe.engines.attach}
 
@@ -116,11 +119,14 @@ async def borrow_engine(
 def daemons_attached(sandbox: Sandbox) -> dict[str, Callable[[], Awaitable[BorrowedDaemon]]]:
     """How to borrow each daemon below the folder `sandbox.attach`: one for each host of `agentrl sandbox up`. Blocking.
     What is returned raises UnavailableError where none serves."""
-    folder = Path(sandbox.attach)
-    serving = Services("sandbox", folder.name, runs=folder.parent.parent).running()
+    serving = _service_at("sandbox", Path(sandbox.attach).absolute())
     if serving is None or not any(part.host for part in serving.parts):
         return {"local": lambda: _attached(sandbox)}
     return {part.name: functools.partial(_part, serving, part, sandbox) for part in serving.parts}
+
+
+def _service_at(kind: str, folder: Path) -> Serving | None:
+    return Services(kind, folder.name, runs=folder.parent.parent).running()
 
 
 async def _part(serving: Serving, part: Part, sandbox: Sandbox) -> BorrowedDaemon:

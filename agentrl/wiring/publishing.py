@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
+
 from agentrl.errors import UnavailableError, UserError
 from agentrl.hosts.inventory import connected
 from agentrl.publish.store import DiskWeightStore
@@ -23,13 +25,15 @@ from agentrl.wiring.survey import token_of_service
 
 
 class Pushed(Record):
-    """One engine's change. seconds of staging (it served on) and of the pause; both 0 where it held the version."""
+    """One engine's change. seconds of staging (it served on) and of the pause; both 0 where it held the version.
+    checksum: of the weights it holds now; equal for engines of one kind; empty where it held the version."""
 
     engine: str
     before: Version
     version: Version
     stage_s: float = 0.0
     pause_s: float = 0.0
+    checksum: str = ""
 
 
 class Target(Record):
@@ -132,9 +136,7 @@ async def _push(
             if staging is not None:
                 stage_s = await staging
                 report = await engine.swap(what.path, what.version, deadline_s=admin_s)
-                said = Pushed(
-                    engine=engine.name, before=before, version=what.version, stage_s=stage_s, pause_s=report.pause_s
-                )
+                said = msgspec.structs.replace(said, stage_s=stage_s, pause_s=report.pause_s, checksum=report.checksum)
         done.append(said)
         heard(said)
 
