@@ -25,7 +25,8 @@ from agentrl.hosts.local import LocalHost
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Engines
 from agentrl.records import EngineInfo, Reply, Sampling, Version
-from agentrl.serve.launch import embedded_command, start_engine
+from agentrl.serve.command import Command
+from agentrl.serve.launch import start_engine
 from agentrl.serve.sglang import SGLangEngine
 
 VOCAB = 512
@@ -177,15 +178,16 @@ def serve(kind: str, folder: Path, first: Path, second: Path) -> Iterator[Served
 def serve_embedded(folder: Path, first: Path, second: Path) -> Iterator[Served]:
     port = free_port()
     (folder / "token").write_text(TOKEN)
-    command = embedded_command(
-        Engines(slots=8, kv_tokens=16_384, ranks=2),
-        str(first),
-        port,
+    command = Command(
+        engines=Engines(slots=8, kv_tokens=16_384, ranks=2),
+        name="e0",
+        model_path=str(first),
         version=Version(0),
         context_tokens=CONTEXT,
+        run_dir=str(folder),
         token_file=str(folder / "token"),
         served_name="test",
-    )
+    ).argv(port)
     with (folder / "engine.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:

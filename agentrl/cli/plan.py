@@ -11,7 +11,7 @@ from agentrl.cli.common import USER, Json, Quiet, RecipeFile, Set, emit, escape,
 from agentrl.recipe.load import load
 
 if TYPE_CHECKING:
-    from agentrl.wiring.plan import Plan
+    from agentrl.wiring.plan import Fleet, Plan
 
 
 def plan(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quiet = False) -> None:
@@ -50,6 +50,21 @@ def _draw(out: Console, found: Plan) -> None:
         out.print(lanes)
 
 
+def _known(tokens: int) -> str:
+    return f"{tokens:,}" if tokens else "SGLang decides"
+
+
+def _kv_rows(fleet: Fleet) -> list[tuple[str, str, str]]:
+    kv = fleet.kv
+    if kv is None:
+        return []
+    holds = f"{kv.rank_gb:,.1f} GB a rank" if kv.rank_tokens else "engines.gpu_gb would tell how many fit"
+    return [
+        ("KV of one token", f"{kv.token_bytes:,} B", f"config.json: {kv.of}"),
+        ("KV memory", f"{kv.wanted_gb:,.1f} GB", f"a rank's slots at full length; {holds}"),
+    ]
+
+
 def _rows(found: Plan) -> list[tuple[str, str, str]]:
     window, fleet, step, machine = found.window, found.fleet, found.step, found.machine
     return [
@@ -62,8 +77,9 @@ def _rows(found: Plan) -> list[tuple[str, str, str]]:
             "versions passing while a group is open, on average",
         ),
         ("bound K", f"{window.bound}", f"rule of thumb: at least 2 W/B = {window.bound_wanted}"),
-        ("KV tokens", f"{fleet.kv_tokens:,}", f"all conversations at full length: {fleet.kv_wanted:,}"),
-        ("KV of one rank", f"{fleet.kv_of_rank:,}", f"its slots at full length: {fleet.kv_of_rank_wanted:,}"),
+        ("KV tokens", _known(fleet.kv_tokens), f"all conversations at full length: {fleet.kv_wanted:,}"),
+        ("KV of one rank", _known(fleet.kv_of_rank), f"its slots at full length: {fleet.kv_of_rank_wanted:,}"),
+        *_kv_rows(fleet),
         ("tokens of a step", f"≤ {step.tokens:,}", f"at most {step.micro_batches} packed forward passes"),
         ("versions", f"0 to {step.last_version}", "one a step"),
         ("sandboxes", f"{machine.sandboxes}", f"limits sum to {machine.sandboxes_memory / 1e9:.1f} GB"),

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from agentrl.recipe.schema import Recipe, Section
 
+_SGLANG_ONLY = ("gpus", "experts_over", "kv_dtype", "memory_share", "gpu_gb", "prefill_tokens", "draft_tokens")
+
 
 class Problem(Section):
     """fatal: the run could not work. Otherwise it works worse than its author may think."""
@@ -159,7 +161,11 @@ def _lengths(recipe: Recipe) -> Iterator[Problem]:
 
 def _engines(recipe: Recipe) -> Iterator[Problem]:
     engines = recipe.engines
-    if engines.kv_tokens < recipe.model.context_tokens:
+    yield from _sglang(recipe)
+    if not engines.kv_tokens:
+        if engines.kind == "embedded":
+            yield _fatal("engines.kv_tokens", "0, but the embedded engine must be told", "set it, or leave it out")
+    elif engines.kv_tokens < recipe.model.context_tokens:
         yield Problem(
             where="engines.kv_tokens",
             message=f"{engines.kv_tokens} cannot hold one conversation of {recipe.model.context_tokens} tokens",
@@ -185,6 +191,27 @@ def _engines(recipe: Recipe) -> Iterator[Problem]:
             message="all engines may swap at once: nothing is generated meanwhile",
             hint=f"at most {engines.count - 1} of {engines.count}",
         )
+
+
+def _sglang(recipe: Recipe) -> Iterator[Problem]:
+    """How one engine is split over its GPUs."""
+    engines = recipe.engines
+    if engines.split % engines.ranks:
+        yield _fatal(
+            "engines.gpus",
+            f"{engines.gpus} GPUs cannot be shared evenly by {engines.ranks} ranks",
+            "a multiple of engines.ranks, or 0",
+        )
+    if engines.experts_over and engines.split % engines.experts_over:
+        yield _fatal(
+            "engines.experts_over",
+            f"{engines.experts_over} of {engines.split} GPUs",
+            "a divisor of engines.gpus, or 0",
+        )
+    if engines.kind == "embedded":
+        for key in _SGLANG_ONLY:
+            if getattr(engines, key) != getattr(type(engines)(), key):
+                yield _fatal(f"engines.{key}", "only SGLang has it", 'set engines.kind = "sglang", or leave it out')
 
 
 def _times(recipe: Recipe) -> Iterator[Problem]:

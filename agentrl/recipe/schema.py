@@ -38,10 +38,17 @@ class Engines(Section):
     count: Positive = 2  # engine processes; with two, one generates while the other takes new weights
     ranks: Positive = 1  # data-parallel ranks of each engine, each with its own KV cache
     slots: Positive = 32  # sequences that one rank decodes at once
-    kv_tokens: Positive = 65_536  # KV capacity of one rank
+    kv_tokens: Natural = 65_536  # KV capacity of one rank; 0: what fits, by SGLang's own account
     threads: Positive = 1  # CPU threads of an embedded engine
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the engines' weights
-    args: tuple[str, ...] = ()  # sglang: more flags, verbatim
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the engines' weights, as far as those are not quantized
+    gpus: Natural = 0  # sglang: of one engine, split by tensor parallelism; 0: one for each rank
+    experts_over: Natural = 0  # sglang: GPUs of one engine that its experts are spread over; 0: SGLang decides
+    kv_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"  # sglang: of the KV cache; auto: SGLang decides
+    memory_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # sglang: of a GPU, for weights and KV; 0: SGLang decides
+    gpu_gb: Annotated[float, Meta(ge=0)] = 0.0  # memory of one GPU, for `plan` to estimate what kv_tokens = 0 comes to
+    prefill_tokens: Natural = 0  # sglang: of one prefill step of the engine, all ranks together; 0: SGLang decides
+    draft_tokens: Natural = 0  # sglang: guessed ahead by the model's own MTP layer, then verified; 0: no speculation
+    args: tuple[str, ...] = ()  # sglang: more flags, verbatim; they win over the keys above
     env: dict[str, str] = {}  # sglang: more environment variables
     python: str = ""  # sglang: the interpreter that has it installed; empty: this one
     attach: tuple[str, ...] = ()  # URLs of engines that already run; then nothing is started
@@ -51,6 +58,11 @@ class Engines(Section):
     request_timeout_s: Seconds = 120.0  # one turn's generation
     admin_timeout_s: Seconds = 60.0  # pause, load, continue: each
     restarts: Natural = 3  # per engine; then it stays down
+
+    @property
+    def split(self) -> int:
+        """GPUs (on a CPU: processes) of one SGLang engine."""
+        return max(self.gpus, self.ranks)
 
 
 class LaneCaps(Section):
@@ -66,7 +78,7 @@ class LaneCaps(Section):
 class Docker(Section):
     url: str = ""  # of the engine: unix:///path/to/docker.sock; empty: DOCKER_HOST, else Docker's own
     network: str = "bridge"  # the engine's network for tasks that ask for one; all others have loopback only
-    warm: Natural = 16  # idle containers kept for the next conversations
+    warm: Natural = 32  # idle containers kept for the next conversations
     starts: Positive = 4  # containers being started at once
     starts_per_s: Annotated[float, Meta(gt=0)] = 10.0  # of them, with jitter
     call_timeout_s: Seconds = 30.0  # of one call to the engine
@@ -223,6 +235,11 @@ class Recipe(Section):
         left = max(0, self.engines.count - sum(host.engines for host in having))
         shares = {name: left // len(sharing) + (i < left % len(sharing)) for i, name in enumerate(sharing)}
         return tuple(host.name for host in having for _ in range(host.engines or shares[host.name]))
+
+    def first_gpu(self, engine: int) -> int:
+        """The lowest of engine e`engine`'s GPUs on its host: those of one host take theirs in order."""
+        hosts = self.engine_hosts
+        return hosts[:engine].count(hosts[engine]) * self.engines.split
 
     @property
     def sandbox_hosts(self) -> tuple[str, ...]:

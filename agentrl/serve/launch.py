@@ -6,97 +6,18 @@ An open port proves nothing: the engine is started under a name that nobody else
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-import sys
 from dataclasses import dataclass
 
 from agentrl.errors import AgentRLError, DeadlineError, EngineLost, UnavailableError, UserError
 from agentrl.ports import Host, Process
 from agentrl.recipe.schema import Engines
 from agentrl.records import EngineInfo, Version
+from agentrl.serve.command import LOOPBACK, Command, sglang_config
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.serve.staging import Folders, Here
 
-LOOPBACK = "127.0.0.1"
 PORT_ATTEMPTS = 3  # a free port may be taken between its choice and its use
-SGLANG_ENV = {
-    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else /health times out while paused
-    "HF_HUB_OFFLINE": "1",
-}
-
-
-def embedded_command(
-    engines: Engines,
-    model_path: str,
-    port: int,
-    *,
-    version: Version,
-    context_tokens: int,
-    token_file: str,
-    served_name: str,
-    python: str = sys.executable,
-) -> list[str]:
-    """The small CPU engine. The token stays in its file."""
-    return [
-        *(python, "-m", "agentrl.serve.embedded"),
-        *("--model-path", model_path),
-        *("--host", LOOPBACK),
-        *("--port", str(port)),
-        *("--api-key-file", token_file),
-        *("--served-model-name", served_name),
-        *("--weight-version", str(version)),
-        *("--ranks", str(engines.ranks)),
-        *("--slots", str(engines.slots)),
-        *("--kv-tokens", str(engines.kv_tokens)),
-        *("--threads", str(engines.threads)),
-        *("--dtype", engines.dtype),
-        *("--context-length", str(context_tokens)),
-    ]
-
-
-def sglang_command(
-    engines: Engines,
-    model_path: str,
-    port: int,
-    *,
-    version: Version,
-    context_tokens: int,
-    config_file: str,
-    served_name: str,
-    python: str = "",
-) -> list[str]:
-    """SGLang >= 0.5.22 on one host. config_file: YAML that holds the token (`sglang_config`). `engines.args` come last,
-    so they win; a CPU needs `--device cpu --attention-backend torch_native` there."""
-    parallel = ["--tp-size", str(engines.ranks), "--attn-dp-size", str(engines.ranks)] if engines.ranks > 1 else []
-    return [
-        *(python or engines.python or sys.executable, "-m", "sglang.launch_server"),
-        *("--config", config_file),
-        *("--model-path", model_path),
-        *("--host", LOOPBACK),
-        *("--port", str(port)),
-        *("--served-model-name", served_name),
-        *("--weight-version", str(version)),
-        *("--context-length", str(context_tokens)),
-        *("--max-running-requests", str(engines.slots * engines.ranks)),
-        *("--max-total-tokens", str(engines.kv_tokens)),
-        *("--dtype", engines.dtype),
-        *parallel,
-        "--skip-tokenizer-init",  # token in, token out
-        "--enable-metrics",
-        "--enable-metrics-for-all-schedulers",
-        *engines.args,
-    ]
-
-
-def sglang_env(engines: Engines) -> dict[str, str]:
-    """`engines.env` wins over ours."""
-    return {**SGLANG_ENV, **engines.env}
-
-
-def sglang_config(token: str) -> bytes:
-    """SGLang takes its key from the command line, which every user of a machine can read, or from this file."""
-    return json.dumps({"api-key": token}).encode()
 
 
 async def start_engine(
@@ -110,14 +31,15 @@ async def start_engine(
     run_dir: str,
     token_file: str,
     label: str = "",
+    first_gpu: int = 0,
     folders: Folders | None = None,
 ) -> tuple[SGLangEngine, EngineInfo, Process]:
     """Start engine `name` with the weights of `version` and wait until it has proved that it serves them.
 
     All paths are the host's. Its log is `run_dir/logs/NAME.log`. label: by which the host knows its process, unique
-    there; a leftover is ended first. folders: how its later weights get there. UnavailableError with the log's tail
-    where it ends, or is not ready within `engines.start_timeout_s`; then nothing of it is left. The caller closes the
-    client and stops the process.
+    there; a leftover is ended first. first_gpu: the lowest of its GPUs there. folders: how its later weights get there.
+    UnavailableError with the log's tail where it ends, or is not ready within `engines.start_timeout_s`; then nothing
+    of it is left. The caller closes the client and stops the process.
     """
     launch = _Launch(
         engines=engines,
@@ -130,6 +52,7 @@ async def start_engine(
         token=await _token(host, token_file),
         served_name=f"agentrl-{name}-{secrets.token_hex(8)}",
         python=host.python,
+        first_gpu=first_gpu,
         label=label or name,
         folders=folders or Here(),
     )
@@ -144,62 +67,18 @@ async def start_engine(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Launch:
-    """What one engine is to be."""
+class _Launch(Command):
+    """And how it is started and reached."""
 
-    engines: Engines
-    name: str
-    model_path: str
-    version: Version
-    context_tokens: int
-    run_dir: str
-    token_file: str
     token: str
-    served_name: str
-    python: str
     label: str
     folders: Folders
 
-    @property
-    def log(self) -> str:
-        return f"{self.run_dir}/logs/{self.name}.log"
-
-    @property
-    def config_file(self) -> str:
-        return f"{self.run_dir}/{self.name}.sglang.yaml"
-
-    def command(self, port: int) -> tuple[list[str], dict[str, str]]:
-        """argv and environment."""
-        if self.engines.kind == "embedded":
-            argv = embedded_command(
-                self.engines,
-                self.model_path,
-                port,
-                version=self.version,
-                context_tokens=self.context_tokens,
-                token_file=self.token_file,
-                served_name=self.served_name,
-                python=self.python,
-            )
-            return argv, {}
-        argv = sglang_command(
-            self.engines,
-            self.model_path,
-            port,
-            version=self.version,
-            context_tokens=self.context_tokens,
-            config_file=self.config_file,
-            served_name=self.served_name,
-            python=self.engines.python or self.python,
-        )
-        return argv, sglang_env(self.engines)
-
 
 async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, EngineInfo, Process]:
-    argv, env = launch.command(port)
     if launch.engines.kind == "sglang":
         await host.write(launch.config_file, sglang_config(launch.token))
-    process = await host.start(argv, log=launch.log, env=env, label=launch.label)
+    process = await host.start(launch.argv(port), log=launch.log, env=launch.env, label=launch.label)
     url = f"http://{await host.reach(f'{LOOPBACK}:{port}')}"
     engine = _client(launch.name, url, launch.token, launch.engines, folders=launch.folders)
     try:

@@ -102,6 +102,7 @@ class EngineStarter:
             run_dir=site.run_dir,
             token_file=site.token_file,
             label=f"{self.label}.{self.name}",
+            first_gpu=recipe.first_gpu(int(self.name[1:])) if recipe.engines.kind == "sglang" else 0,
             folders=self.folders,
         )
         server = await engine.server_info(deadline_s=recipe.engines.admin_timeout_s)

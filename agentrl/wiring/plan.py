@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from agentrl.sandbox.cpusets import format_cpus
 from agentrl.sandbox.daemon import plan_of
 from agentrl.wiring.attach import RUNS
 from agentrl.wiring.derive import model_path
+from agentrl.wiring.kv import KvFit, kv_fit
 
 MB = 1e6
 _ADAM_COPIES = 3  # a checkpoint: the weights and two moments
@@ -38,7 +40,8 @@ class Window(Record):
 
 
 class Fleet(Record):
-    """All engines together. slots: sequences decoded at once. kv_wanted: all conversations in flight at full length."""
+    """All engines together. slots: sequences decoded at once. kv_tokens: 0 where SGLang decides and nothing tells how
+    much that is. kv_wanted: all conversations in flight at full length. kv: of this model, None where unknown."""
 
     engines: int
     ranks: int
@@ -49,6 +52,7 @@ class Fleet(Record):
     kv_wanted: int
     kv_of_rank: int
     kv_of_rank_wanted: int  # slots * context
+    kv: KvFit | None = None
 
 
 class Step(Record):
@@ -109,7 +113,7 @@ def plan(recipe: Recipe) -> Plan:
     problems = list(check(recipe))
     lanes, serving = _lanes(recipe, problems)
     machine = _machine(recipe, serving, problems)
-    fleet = _fleet(recipe)
+    fleet = _fleet(recipe, machine.model_bytes)
     problems += [*_fleet_problems(fleet), *_machine_problems(recipe, machine)]
     problems.sort(key=lambda problem: not problem.fatal)
     return Plan(
@@ -152,19 +156,24 @@ def _window(recipe: Recipe) -> Window:
     )
 
 
-def _fleet(recipe: Recipe) -> Fleet:
+def _fleet(recipe: Recipe, model_bytes: int) -> Fleet:
     engines, context = recipe.engines, recipe.model.context_tokens
     ranks = engines.count * engines.ranks
+    kv = None
+    with contextlib.suppress(UserError):  # that there is no model is said already
+        kv = kv_fit(recipe, model_path(recipe), model_bytes)
+    of_rank = engines.kv_tokens or (kv.rank_tokens if kv else 0)
     return Fleet(
         engines=engines.count,
         ranks=engines.ranks,
         slots=ranks * engines.slots,
         attached=bool(engines.attach),
         context_tokens=context,
-        kv_tokens=ranks * engines.kv_tokens,
+        kv_tokens=ranks * of_rank,
         kv_wanted=recipe.window_attempts * context,
-        kv_of_rank=engines.kv_tokens,
+        kv_of_rank=of_rank,
         kv_of_rank_wanted=engines.slots * context,
+        kv=kv,
     )
 
 
@@ -234,7 +243,7 @@ def _machine(recipe: Recipe, serving: str, problems: list[Problem]) -> Machine:
 
 
 def _fleet_problems(fleet: Fleet) -> Iterator[Problem]:
-    if fleet.kv_wanted > fleet.kv_tokens:
+    if fleet.kv_wanted > fleet.kv_tokens > 0:
         yield Problem(
             where="engines.kv_tokens",
             message=f"all conversations at full length need {fleet.kv_wanted:,} tokens of KV, the engines hold"

@@ -182,7 +182,7 @@ def _engines(recipe: Recipe, count: int, facts: Facts) -> Iterator[Finding]:
 
 def _gpus(recipe: Recipe, engines: int, facts: Facts) -> Finding:
     section, found = recipe.engines, facts.gpus
-    wanted = engines * section.ranks if section.kind == "sglang" and "cpu" not in section.args else 0
+    wanted = engines * section.split if section.kind == "sglang" and "cpu" not in section.args else 0
     kinds = {f"{gpu.name} ({gpu.memory_mb / 1024:.0f} GiB)" for gpu in found.gpus}
     said = f"{len(found.gpus)} of {', '.join(sorted(kinds))}, driver {found.driver}" if found.gpus else found.fault
     if wanted and not found.gpus:
