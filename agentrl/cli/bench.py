@@ -73,6 +73,24 @@ def sandbox(
 
 
 @app.command()
+def ssh(
+    host: Annotated[str, typer.Argument(help="As ssh calls it.", show_default=False)],
+    rate: Annotated[float, typer.Option(min=1, help="Turns a second.")] = 200.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each way.")] = 10.0,
+    body_kb: Annotated[int, typer.Option(min=1, help="What a turn sends.")] = 48,
+    answer_kb: Annotated[int, typer.Option(min=1, help="What it gets back.")] = 8,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Latency and CPU that a turn pays for the way through SSH. An echo server runs there meanwhile."""
+    from agentrl.bench import ssh as part
+
+    with _busy(f"measuring the way to {host}", json, quiet):
+        figures = part.main(host, rate=rate, seconds=seconds, body_kb=body_kb, answer_kb=answer_kb)
+    _give(figures, lambda to: to.print(part.table(figures), markup=False), json, quiet)
+
+
+@app.command()
 def laws(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds to play.")] = 200,
     first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import agentrl
-from agentrl.cli import bench, common, doctor, plan, publish, replay, report, run, sandbox, serve, top, train
+from agentrl.cli import bench, common, doctor, hosts, plan, publish, replay, report, run, sandbox, serve, top, train
 
 app = typer.Typer(
     name="agentrl",
@@ -28,6 +28,7 @@ app.command("train")(train.train)
 app.command("publish")(publish.publish)
 app.add_typer(serve.app, name="serve")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(hosts.app, name="hosts")
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)

@@ -34,7 +34,12 @@ _LATE_S = 2.0  # `timeout` there ends a command that we no longer wait for
 _PARTS = ("guard.py", "detached.py")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agentrl.hosts.detached import main; main()"
 _PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
-_FACTS = 'printf "%s\\n" "$HOME"; command -v python3 || true'
+_FACTS = """printf '%s\\n' "$HOME"
+for p in python3 python3.14 python3.13 python3.12 python3.11; do
+    "$p" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$p" && exit
+done
+command -v python3 || true
+"""
 _HARMLESS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-./=:,@+")
 _SESSIONS = 4  # at once. An sshd takes 10 on a connection: these, as many it has not buried yet, and SFTP
 _NOT_FOUND = "timeout: failed to run command"
@@ -101,6 +106,12 @@ class SshHost:
     @property
     def python(self) -> str:
         return self._python or f"{self.home}/venv/bin/python"
+
+    @property
+    def base_python(self) -> str:
+        """The interpreter that needs nothing of ours: the recipe's, or the first on the PATH there that is new enough.
+        Empty where there is none."""
+        return self._bare_python
 
     @property
     def up(self) -> bool:
