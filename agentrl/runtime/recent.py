@@ -35,6 +35,7 @@ class DownStatus(Record):
     kind: str  # engine | sandbox host
     at_s: float
     reason: str
+    link: str = ""  # the machine that cannot be reached, where that is why
 
 
 class Flow(Record):
@@ -64,6 +65,7 @@ class Recent:
         self.steps: deque[StepStatus] = deque(maxlen=keep)
         self.down: dict[str, DownStatus] = {}
         self.lanes: dict[str, SandboxHostStatus] = {}  # what each sandbox host that is up last said of itself
+        self.machines: dict[str, str] = {}  # on which each engine runs; empty: the run's own
         self.rates = Rates()
         self._trainer, self._since = "absent", 0.0
         self._first_cut: float | None = None
@@ -91,14 +93,15 @@ class Recent:
                     ages=last.ages,
                 )
             case news.EngineDown():
-                self._fell(event.engine, "engine", now, event.reason)
+                self._fell(event.engine, "engine", now, event.reason, event.link)
             case news.SandboxHostDown():
-                self._fell(event.host, "sandbox host", now, event.reason)
+                self._fell(event.host, "sandbox host", now, event.reason, event.link)
                 self.lanes.pop(event.host, None)
             case news.SandboxHostLoads():
                 self.lanes[event.host] = event.said
             case news.EngineUp():
                 self.down.pop(event.engine, None)
+                self.machines[event.engine] = event.host
             case news.SandboxHostUp():
                 self.down.pop(event.host, None)
             case news.Resumed():
@@ -111,8 +114,8 @@ class Recent:
         self.rates.heard(event, commands)
         self._follow(now, commands, core)
 
-    def _fell(self, name: str, kind: str, now: float, reason: str) -> None:
-        self.down[name] = DownStatus(name=name, kind=kind, at_s=now, reason=reason)
+    def _fell(self, name: str, kind: str, now: float, reason: str, link: str) -> None:
+        self.down[name] = DownStatus(name=name, kind=kind, at_s=now, reason=reason, link=link)
 
     def _ended(self, now: float, facts: TrajectoryFacts, core: Core) -> None:
         group = core.table.groups.get(facts.attempt.group)

@@ -15,8 +15,16 @@ from agentrl.scheduler.groups import Group, Member, Phase
 from agentrl.scheduler.routing import Rank
 
 __all__ = [
-    *("DownStatus", "EngineStatus", "Frame", "GroupStatus", "Life", "MemberStatus", "RankStatus", "Status"),
-    *("StepStatus", "picture"),
+    "DownStatus",
+    "EngineStatus",
+    "Frame",
+    "GroupStatus",
+    "Life",
+    "MemberStatus",
+    "RankStatus",
+    "Status",
+    "StepStatus",
+    "picture",
 ]
 
 
@@ -47,6 +55,7 @@ class EngineStatus(Record):
     kv_total_tokens: int
     tokens_per_s: float = 0.0  # sampled, of attempts that ended lately
     prefix_reuse: float | None = None  # of the same; None where none could be reused
+    host: str = ""  # the machine it runs on; empty: the run's own
     ranks: tuple[RankStatus, ...] = ()
 
 
@@ -173,7 +182,7 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
         retried=ledger.retried,
         restarted=ledger.restarted,
         late=ledger.late,
-        engines=tuple(_engine(core, name, flows) for name in sorted(engines)),
+        engines=tuple(_engine(core, name, flows, seen.machines.get(name, "")) for name in sorted(engines)),
         groups=tuple(_group(group, policy.siblings, now) for group in core.table.groups.values()),
         hosts={host: core.host_load[host] for host in core.hosts},
         blockers=core.blockers(now),
@@ -196,7 +205,7 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
     )
 
 
-def _engine(core: Core, name: str, flows: Mapping[Place, Flow]) -> EngineStatus:
+def _engine(core: Core, name: str, flows: Mapping[Place, Flow], host: str) -> EngineStatus:
     engine = core.router.engines[name]
     loads = [rank.load for rank in engine.ranks if rank.load is not None]
     phase = "serving" if engine.admitted else "catching up"
@@ -219,6 +228,7 @@ def _engine(core: Core, name: str, flows: Mapping[Place, Flow]) -> EngineStatus:
         kv_total_tokens=sum(rank.kv_tokens for rank in engine.ranks),
         tokens_per_s=flow.tokens_per_s,
         prefix_reuse=flow.reuse,
+        host=host,
         ranks=tuple(_rank(rank, each) for rank, each in ranks),
     )
 

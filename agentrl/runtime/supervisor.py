@@ -1,7 +1,8 @@
 """Keeps the run's processes up: start, tell the core, watch, tell the core, start again within a budget.
 
-Four signals say that one is gone: its process ended, the link to its host is lost, it does not answer a question asked
-every two seconds, or a call of the turn loop failed and it does not answer then. A lost link costs no restart: what was
+Five signals say that one is gone: its process ended, the link to its host is lost, it does not answer a question asked
+every two seconds, a call of the turn loop failed and it does not answer then, or it answers and does not work: it is
+not ready, or makes no token while requests run (`stuck.py`). A lost link costs no restart: what was
 there is found again, or started again, once the host is back. Each incarnation of an engine has its own epoch, so that
 news of an old one is ignored.
 """
@@ -17,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from agentrl import ports
 from agentrl.errors import AgentRLError, UnavailableError
 from agentrl.records import EngineInfo, RankLoad, SandboxHostStatus
+from agentrl.runtime.stuck import Stuck
 from agentrl.scheduler import events as news
 
 log = logging.getLogger("agentrl.supervisor")
@@ -123,15 +125,16 @@ class Keeper(ABC, Generic[R]):
             if running is not None:
                 reason = await self._serve(running)
                 log.warning("%s: %s; %d restarts left", self.name, reason, left)
-            if self._cut_off:
+            if self._lost:
                 await self._until_back()
             else:
                 left -= 1
         log.error("%s stays down: its restarts are spent", self.name)
 
     @property
-    def _cut_off(self) -> bool:
-        return self._link is not None and not self._link.up
+    def _lost(self) -> str:
+        """The host, while it cannot be reached."""
+        return self._link.name if self._link is not None and not self._link.up else ""
 
     async def _until_back(self) -> None:
         assert self._link is not None
@@ -216,7 +219,8 @@ class Keeper(ABC, Generic[R]):
 
 
 class EngineKeeper(Keeper[RunningEngine]):
-    """`registry` is what the turn loop looks engines up in. first_epoch: above all of earlier processes of this run."""
+    """`registry` is what the turn loop looks engines up in. first_epoch: above all of earlier processes of this run.
+    stuck_s, unready_s: as in `stuck.Stuck`; both 0: only its answers count."""
 
     def __init__(
         self,
@@ -228,14 +232,19 @@ class EngineKeeper(Keeper[RunningEngine]):
         first_epoch: int,
         restarts: int,
         link: Link | None = None,
+        stuck_s: float = 0.0,
+        unready_s: float = 0.0,
     ) -> None:
         super().__init__(name, start, post, restarts=restarts, link=link)
         self._registry = registry
         self._epoch = first_epoch
         self._said: tuple[RankLoad, ...] = ()
+        self._limits = stuck_s, unready_s
+        self._stuck = Stuck()
 
     def _came_up(self, running: RunningEngine) -> None:
         self._registry[self.name] = running.engine
+        self._stuck = Stuck(stuck_s=self._limits[0], unready_s=self._limits[1])
         info = running.info
         self._post(
             news.EngineUp(
@@ -245,19 +254,30 @@ class EngineKeeper(Keeper[RunningEngine]):
                 ranks=info.ranks,
                 slots=max(1, info.slots // info.ranks),
                 kv_tokens=max(1, info.kv_tokens // info.ranks),
+                host=self._link.name if self._link is not None else "",
             )
         )
 
     def _went_down(self, reason: str) -> None:
         self._registry.pop(self.name, None)
-        self._post(news.EngineDown(engine=self.name, epoch=self._epoch, reason=reason))
+        self._post(news.EngineDown(engine=self.name, epoch=self._epoch, reason=reason, link=self._lost))
         self._epoch += 1
 
     async def _ask(self, running: RunningEngine) -> None:
         loads = tuple(await running.engine.loads(deadline_s=_PROBE_DEADLINE_S))
+        if any(self._limits):
+            await self._look(running, loads)
         if loads != self._said:
             self._said = loads
             self._post(news.EngineLoads(engine=self.name, epoch=self._epoch, loads=loads))
+
+    async def _look(self, running: RunningEngine, loads: tuple[RankLoad, ...]) -> None:
+        ready = await running.engine.ready(deadline_s=_PROBE_DEADLINE_S)
+        tokens = await running.engine.generated_tokens(deadline_s=_PROBE_DEADLINE_S)
+        now = asyncio.get_running_loop().time()
+        why = self._stuck.look(now, ready=ready, loads=loads, tokens=tokens)
+        if why and running is self._running:
+            self.restart(why)
 
 
 class HostKeeper(Keeper[RunningHost]):
@@ -284,7 +304,7 @@ class HostKeeper(Keeper[RunningHost]):
     def _went_down(self, reason: str) -> None:
         self._registry.pop(self.name, None)
         self._said = None
-        self._post(news.SandboxHostDown(host=self.name, reason=reason))
+        self._post(news.SandboxHostDown(host=self.name, reason=reason, link=self._lost))
 
     async def _ask(self, running: RunningHost) -> None:
         said = await running.host.status(deadline_s=_PROBE_DEADLINE_S)

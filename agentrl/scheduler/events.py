@@ -18,7 +18,7 @@ from agentrl.records import (
 
 
 class EngineUp(Record, tag=True):
-    """`engine` proved that it serves `version`. slots and kv_tokens are of one rank.
+    """`engine` proved that it serves `version`. slots and kv_tokens are of one rank. host: where it runs; empty: here.
 
     epoch counts the engine's incarnations: news of an earlier one is ignored.
     """
@@ -29,12 +29,16 @@ class EngineUp(Record, tag=True):
     ranks: int
     slots: int
     kv_tokens: int
+    host: str = ""
 
 
 class EngineDown(Record, tag=True):
+    """link: the host that cannot be reached, where that is why."""
+
     engine: str
     epoch: int
     reason: str
+    link: str = ""
 
 
 class EngineLoads(Record, tag=True):
@@ -51,8 +55,11 @@ class SandboxHostUp(Record, tag=True):
 
 
 class SandboxHostDown(Record, tag=True):
+    """link: as of EngineDown."""
+
     host: str
     reason: str
+    link: str = ""
 
 
 class SandboxHostLoads(Record, tag=True):

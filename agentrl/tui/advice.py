@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from agentrl.records import LaneStatus, Record
-from agentrl.runtime.status import EngineStatus, GroupStatus, MemberStatus, Status
+from agentrl.runtime.status import DownStatus, EngineStatus, GroupStatus, MemberStatus, Status
 
 _STEPS = 5  # cut batches before tuning is spoken of
 _LOOK_BACK = 20  # steps that a hint is drawn from
@@ -70,12 +70,33 @@ def _halted(status: Status) -> Iterator[Advice]:
 
 
 def _fallen(status: Status) -> Iterator[Advice]:
+    for machine in dict.fromkeys(gone.link for gone in status.down if gone.link):
+        yield _unreachable(machine, status)
     for gone in status.down:
+        if gone.link:
+            continue
         saw = f"{gone.kind} {gone.name} is down for {status.now_s - gone.at_s:.0f} s: {gone.reason}"
         if gone.kind == "engine":
             yield _alarm("engine-down", saw, f"it is started again; see logs/{gone.name}.log", "engines.restarts")
         else:
             yield _alarm("host-down", saw, "its attempts go on elsewhere; see its daemon's log", "sandbox.restarts")
+
+
+def _unreachable(machine: str, status: Status) -> Advice:
+    lost = [gone for gone in status.down if gone.link == machine]
+    engines = ", ".join(gone.name for gone in lost if gone.kind == "engine")
+    what = " and ".join(
+        filter(None, (f"engines {engines}" if engines else "", "its sandboxes" if _boxes(lost) else ""))
+    )
+    since = min(gone.at_s for gone in lost)
+    saw = f"host {machine} cannot be reached for {status.now_s - since:.0f} s ({what}): {lost[0].reason}"
+    return _alarm(
+        "link-down", saw, "the run goes on without it and takes it back; try `agentrl doctor RECIPE`", "hosts.address"
+    )
+
+
+def _boxes(lost: Sequence[DownStatus]) -> bool:
+    return any(gone.kind == "sandbox host" for gone in lost)
 
 
 def _failing(status: Status) -> Iterator[Advice]:

@@ -21,8 +21,9 @@ def engines(view: View, width: int, height: int) -> list[Text]:
     lines = sum(1 + len(_ranks(e)) for e in status.engines)
     apart = lines + 1 + len(gone) <= height
     rows = [row for e in status.engines for row in (_engine(e, status), *(_ranks(e) if apart else ()))]
-    names = ("engine", ">ver", ">run", ">wait", ">KV", ">tok/s", "phase", ">conv", ">reuse")
-    order = (0, 1, 2, 3, 4, 5, 6) if width < 60 else (0, 1, 7, 2, 3, 4, 5, 8, 6)
+    names = ("engine", ">ver", ">run", ">wait", ">KV", ">tok/s", "phase", ">conv", ">reuse", "host")
+    far = (9,) if any(e.host for e in status.engines) else ()
+    order = (0, 1, 2, 3, 4, 5, *far, 6) if width < 60 else (0, 1, 7, 2, 3, 4, 5, 8, *far, 6)
     drawn = columns([[row[i] for i in order] for row in rows], [names[i] for i in order], width)
     drawn += [Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD) for d in gone]
     return drawn
@@ -38,6 +39,7 @@ def _engine(e: EngineStatus, status: Status) -> list[Cell]:
         Text(e.phase, style=phase),
         str(e.conversations),
         percent(e.prefix_reuse) if e.prefix_reuse is not None else "",
+        e.host,
     ]
 
 
@@ -53,6 +55,7 @@ def _ranks(e: EngineStatus) -> list[list[Cell]]:
             "",
             str(r.conversations),
             percent(r.prefix_reuse) if r.prefix_reuse is not None else "",
+            "",
         ]
         for r in e.ranks
     ]

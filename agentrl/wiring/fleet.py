@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agentrl import ports
@@ -25,7 +25,7 @@ from agentrl.records import (
 from agentrl.runtime.effects import World
 from agentrl.runtime.loop import Driver, Listener, Service
 from agentrl.runtime.player import Heard
-from agentrl.runtime.supervisor import EngineKeeper, HostKeeper
+from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, Link
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -192,8 +192,9 @@ def build_fleet(
     *,
     make_core: Callable[[Policy], Core] = Core,
     plans: Plans | None = None,
+    links: Mapping[str, Link] | None = None,
 ) -> Fleet:
-    """On a running virtual loop. Same seed, same run. plans: in place of the recipe's own."""
+    """On a running virtual loop. Same seed, same run. plans: in place of the recipe's own. links: to hosts, by name."""
     clock = asyncio.get_running_loop().time
     policy = policy_of(recipe)
     core = make_core(policy)
@@ -220,7 +221,7 @@ def build_fleet(
     driver.resume([])
     for index, name in enumerate(models):
         services.append(_engine(name, models[name], hosts[f"h{index // each}"], world, options))
-    services += [_host(name, recipe, world, hosts) for name in hosts]
+    services += [_host(name, recipe, world, hosts, (links or {}).get(name)) for name in hosts]
     return Fleet(driver, core, models, hosts, policy)
 
 
@@ -251,14 +252,14 @@ class _Asked:
         return self.model.status()
 
 
-def _host(name: str, recipe: SimRecipe, world: World, hosts: dict[str, HostModel]) -> Service:
+def _host(name: str, recipe: SimRecipe, world: World, hosts: dict[str, HostModel], link: Link | None) -> Service:
     registry: dict[str, ports.SandboxHost] = {}
 
     async def start() -> sim.SimHostService:
         return sim.SimHostService(asyncio.Event(), 0.0, _Asked(hosts[name]), recipe.fleet.sandboxes_per_host)  # type: ignore[arg-type]
 
     async def serve(post: Callable[[news.Event], None]) -> None:
-        keeper = HostKeeper(name, start, registry, post, restarts=0)  # type: ignore[arg-type]
+        keeper = HostKeeper(name, start, registry, post, restarts=0, link=link)  # type: ignore[arg-type]
         world.host_keepers[name] = keeper
         await keeper.run()
 

@@ -139,6 +139,34 @@ def block(fleet: Fleet, now: float) -> None:
         loop._instant.now += 2.0
 
 
+class Cable:
+    """A supervisor's link to host h1, which somebody pulls."""
+
+    name = "h1"
+
+    def __init__(self) -> None:
+        self.up = True
+        self._changed = asyncio.Event()
+
+    def turn(self, up: bool) -> None:
+        self.up = up
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_link(self, *, up: bool) -> str:
+        while self.up is not up:
+            await self._changed.wait()
+        return "plugged in" if up else "the cable was pulled"
+
+
+def pull(fleet: Fleet, now: float) -> None:
+    """For twenty seconds."""
+    if now in (40.0, 60.0):
+        cable = fleet.driver.world.host_keepers["h1"]._link
+        assert isinstance(cable, Cable)
+        cable.turn(now == 60.0)
+
+
 def nothing(fleet: Fleet, now: float) -> None: ...
 
 
@@ -154,6 +182,7 @@ POOR: list[tuple[str, dict[str, Any], Callable[[Fleet, float], None]]] = [
         {"steps": 30, "workload": {"overrides": {"turns": 0.6, "difficulty": 2.0}}} | offered(12, K=1),
         nothing,
     ),
+    ("link-down", {"fleet": FLEET["fleet"] | {"hosts": 2}}, pull),
     ("paused", {}, pause),
     ("draining", {}, drain),
     ("loop-lag", {}, block),
@@ -170,7 +199,7 @@ def told_of_fleet(recipe: dict[str, Any], folder: Path, act: Callable[[Fleet, fl
             def heard(self, now: float, event: news.Event, commands: Any, core: Core) -> None:
                 watcher.recent.heard(now, event, commands, core)
 
-        fleet = build_fleet(load_sim(folder / "sim.toml"), 0, Options(), Heard())
+        fleet = build_fleet(load_sim(folder / "sim.toml"), 0, Options(), Heard(), links={"h1": Cable()})
         running = asyncio.ensure_future(fleet.drive())
         late = asyncio.ensure_future(lag.watch(lambda event: None))
         for second in range(1, 4_000):

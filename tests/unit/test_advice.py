@@ -34,6 +34,12 @@ ALARMS = {
     "paused": changed(paused=True),
     "engine-down": changed(down=(DownStatus(name="e1", kind="engine", at_s=NOW - 12, reason="it ended with code 9"),)),
     "host-down": scenes.lost_host(),
+    "link-down": changed(
+        down=(
+            DownStatus(name="e1", kind="engine", at_s=NOW - 12, reason="host gpu2 is lost: timed out", link="gpu2"),
+            DownStatus(name="gpu2", kind="sandbox host", at_s=NOW - 11, reason="host gpu2 is lost", link="gpu2"),
+        )
+    ),
     "failing": changed(failing=4, last_fault="g7.m1.t0: h0 does not answer"),
     "loop-lag": changed(loop_lag_s=1.24),
     "trainer-slow": changed(trainer_for_s=90.0),
@@ -58,6 +64,7 @@ HINTS = {
 FIGURES = {
     "engine-down": ("e1", "12 s", "code 9"),
     "host-down": ("h1", "33 s"),
+    "link-down": ("gpu2", "12 s", "engines e1 and its sandboxes", "timed out"),
     "failing": ("4 attempts", "g7.m1.t0"),
     "loop-lag": ("1.2 s",),
     "trainer-slow": ("90 s", "8.8 s"),

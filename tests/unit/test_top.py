@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentrl.errors import UserError
@@ -239,6 +240,20 @@ def test_who_went_down_is_remembered_until_it_is_back() -> None:
     assert {d.name for d in picture(core, 9.0, recent).down} == {"h0", "e0"}
     hear(7.0, news.SandboxHostUp(host="h0", capacity=4))
     assert [d.name for d in picture(core, 9.0, recent).down] == ["e0"]
+
+
+def test_machines_are_named_and_a_lost_one_as_well() -> None:
+    core, recent = Core(POLICY), Recent()
+
+    def hear(now: float, event: news.Event) -> None:
+        recent.heard(now, event, core.handle(event, now), core)
+
+    hear(0.0, news.Resumed(steps=4))
+    hear(1.0, msgspec.structs.replace(ENGINE, host="gpu1"))
+    assert [engine.host for engine in picture(core, 2.0, recent).engines] == ["gpu1"]
+    hear(3.0, news.EngineDown(engine="e0", epoch=0, reason="host gpu1 is lost: timed out", link="gpu1"))
+    [gone] = picture(core, 9.0, recent).down
+    assert (gone.name, gone.link, gone.at_s) == ("e0", "gpu1", 3.0)
 
 
 def test_waits_add_up_as_the_summary_defines_them(tmp_path: Path) -> None:

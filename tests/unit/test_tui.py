@@ -73,6 +73,12 @@ def test_a_publication_and_a_lost_host_are_named() -> None:
     assert "h1 down 33s" in words(asyncio.run(snapshot(StillFeed(scenes.lost_host()), (80, 24))))
 
 
+def test_engines_of_other_machines_are_shown_with_them() -> None:
+    far = msgspec.structs.replace(scenes.healthy(), engines=(scenes.engine("e0", 42, host="gpu1"),))
+    assert "serving" in words(asyncio.run(snapshot(StillFeed(far), (200, 60))))
+    assert "gpu1" in words(asyncio.run(snapshot(StillFeed(far), (80, 24))))
+
+
 @pytest.mark.parametrize("theme", ["terminal", "dark", "light"])
 def test_every_theme_draws(theme: str) -> None:
     async def main() -> None:
