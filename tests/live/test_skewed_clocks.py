@@ -73,9 +73,8 @@ async def fleet(place: Path) -> AsyncIterator[list[str]]:
             stack.push_async_callback(process.stop)
             stack.push_async_callback(engine.aclose)
             urls.append(engine.url)
-        host = skewed(place, "sandboxes")
         daemon = await start_daemon(
-            host, recipe.sandbox, run_dir=str(place / "boxes"), label="skewed", python=host.python
+            skewed(place, "sandboxes"), recipe.sandbox, run_dir=str(place / "boxes"), label="skewed"
         )
         stack.push_async_callback(daemon.stop)
         told = [
