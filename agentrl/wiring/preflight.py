@@ -31,6 +31,7 @@ _SGLANG_SINCE = (
     ((0, 5, 22), "attention DP by --attn-dp-size"),
 )
 _LEAST_DISK = 200 << 20  # for logs, sandboxes' files and agentrl itself
+_GPU_MEMORY = 0.9  # of what a recipe calls it: drivers keep some, and makers round
 _SKEW_S = 1.0  # logs of several hosts could no longer be read side by side; nothing that is counted depends on it
 
 
@@ -191,6 +192,10 @@ def _gpus(recipe: Recipe, engines: int, facts: Facts) -> Finding:
         )
     if wanted > len(found.gpus):
         return fail("GPUs", f"{said}: the engines want {wanted}", "fewer engines or ranks there", users=True)
+    smallest = min((gpu.memory_mb * 2**20 / 1e9 for gpu in found.gpus), default=0.0)
+    if wanted and smallest < _GPU_MEMORY * section.gpu_gb:
+        sized = f"{said}: of {smallest:.0f} GB, engines.gpu_gb says {section.gpu_gb:g}"
+        return fail("GPUs", sized, "correct engines.gpu_gb, and look at `agentrl plan` again", users=True)
     busy = [index for index, gpu in enumerate(found.gpus) if gpu.used_mb > gpu.memory_mb // 20]
     if wanted and busy:
         return warn("GPUs", f"{said}; memory of {', '.join(map(str, busy))} is in use", "see who: nvidia-smi")
