@@ -93,7 +93,7 @@ def test_what_is_measured() -> None:
     assert measures.turn_s == pytest.approx(0.01)
     assert measures.prefill_token_s == pytest.approx(0.001)
     assert measures.quiet == pytest.approx(0.05 / 0.0625)
-    assert measures.interval_s == 0.5
+    assert measures.mean_s == measures.median_s == 0.5
     assert measures.step_s + 4 * measures.sequence_s == pytest.approx(STEP_S + 4 * SEQUENCE_S)
 
 
@@ -101,10 +101,17 @@ def test_the_fit_brings_the_runs_own_interval_back_and_predicts_a_deeper_window(
     run, path = recorded(interval_s=0.9), tmp_path / "trace.jsonl"
     measures = calibrate.fit(run, path, cpus=2)
     recipe = calibrate.recipe_of(run, measures, path, cpus=2)
-    assert calibrate.predict(recipe) == pytest.approx(0.9, rel=0.1)
+    assert calibrate.predict(recipe).mean_s == pytest.approx(0.9, rel=0.1)
     assert 0 < measures.attempt_s < 1
     wide = msgspec.structs.replace(recipe, policy=msgspec.structs.replace(recipe.policy, window_groups=16))
-    assert calibrate.predict(wide) < 0.9
+    assert calibrate.predict(wide).mean_s < 0.9
+
+
+def test_steps_in_bunches_have_a_mean_that_a_median_does_not_tell() -> None:
+    run = recorded(steps=9)
+    for index, step in enumerate(run.summary["steps"]):
+        step["interval_s"] = 0.6 if index % 2 else 3.6
+    assert calibrate.interval(run) == pytest.approx(((4 * 3.6 + 3 * 0.6) / 7, 3.6))
 
 
 def test_too_short_a_run_is_refused() -> None:
