@@ -9,7 +9,6 @@ import pytest
 
 from tests.contract.sandboxes import Daemon, require
 
-
 BACKENDS = ["process", "namespace", pytest.param("docker", marks=pytest.mark.docker)]
 
 

@@ -82,7 +82,8 @@ class Daemon:
 
     @contextlib.asynccontextmanager
     async def client(self, token: str | None = None) -> AsyncIterator[SandboxClient]:
-        client = SandboxClient(self.endpoint, self.token if token is None else token, queue_timeout_s=PATIENCE_S)
+        patience_s = float(self.config["queue_timeout_s"])
+        client = SandboxClient(self.endpoint, self.token if token is None else token, queue_timeout_s=patience_s)
         try:
             yield client
         finally:

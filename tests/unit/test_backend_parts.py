@@ -108,6 +108,30 @@ def test_version_2_needs_its_controllers(tmp_path: Path) -> None:
     assert cgroups.detect(*files) == f"{own} lacks the controllers cpuset"
 
 
+@pytest.mark.parametrize(
+    ("mounts", "membership", "groups"),
+    [
+        (V1, "3:cpuset:/docker/{id}\n4:memory:/docker/{id}\n8:pids:/docker/abc/docker/{id}\n", 3),
+        (V2, "0::/system.slice/docker-{id}.scope\n", 1),
+    ],
+)
+def test_a_containers_groups_are_found_by_its_id_only(
+    tmp_path: Path, mounts: str, membership: str, groups: int
+) -> None:
+    name = "0123456789ab" * 5
+    for folder in ("cpuset", "memory", "pids"):
+        (tmp_path / folder / "docker" / name).mkdir(parents=True)
+    (tmp_path / "system.slice" / f"docker-{name}.scope").mkdir(parents=True)
+    mountinfo, own = describe(tmp_path, mounts, membership.format(id=name))
+    found = cgroups.of_container(own, name, mountinfo)
+    assert found is not None
+    assert len(found.directories) == groups
+    assert all(name in path for path in found.directories)
+    assert cgroups.of_container(own, "another", mountinfo) is None
+    Path(own).write_text("0::/../elsewhere\n3:cpuset:/..\n")  # we are in a cgroup namespace ourselves
+    assert cgroups.of_container(own, name, mountinfo) is None
+
+
 def test_without_groups_it_says_so(tmp_path: Path) -> None:
     assert cgroups.detect(*describe(tmp_path, "", "")) == "no control groups are mounted"
 

@@ -85,7 +85,7 @@ class BareBox:
                 command=["/bin/sh", "-c", _WAIT], config=self._config, user=_WAITER, stdin=True,
             )  # fmt: skip
             state = await self._dockerd.call("inspect", lambda client: client.inspect_container(made)["State"])
-            group = cgroups.of_container(state["Pid"], made)
+            group = cgroups.of_container(f"/proc/{state['Pid']}/cgroup", made)
             if group is None:
                 raise UnavailableError("sandbox backend docker: the engine's control groups cannot be seen from here")
             self._id, self._group, self._dead = made, group, False

@@ -248,10 +248,12 @@ async def _introduce(kind: Kind, name: str, made: str, control: socket.socket) -
 
 def _handles(pid: int, container: str) -> tuple[list[int], bool]:
     """Of the CPU set and of the OOM count, and False; without the first, and True, where it is not ours to write."""
-    group = cgroups.of_container(pid, container)
+    group = cgroups.of_container(f"/proc/{pid}/cgroup", container)
     if group is None:
         return [], True
     try:
         return list(group.handles()), False
-    except PermissionError:
-        return [group.oom_handle()], True
+    except OSError:  # not ours to write, mounted read-only, or without the cpuset controller
+        with contextlib.suppress(OSError):
+            return [group.oom_handle()], True
+        return [], True

@@ -8,7 +8,6 @@ Unix socket, never through the engine. An image without Python gets slower boxes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import AgentRLError, DeadlineError, InfraError, SandboxLost, TaskError, UnavailableError
+from agentrl.errors import DeadlineError, InfraError, SandboxLost, TaskError, UnavailableError
 from agentrl.recipe import schema
 from agentrl.records import ExecResult, Limits
 from agentrl.sandbox.backends import container as containers
@@ -27,7 +26,10 @@ from agentrl.sandbox.backends.channel import ChannelBox
 from agentrl.sandbox.backends.container import OWNER, RUN, Container, Kind, NoInterpreter
 from agentrl.sandbox.backends.dockerd import Dockerd
 from agentrl.sandbox.backends.inside import cgroups
-from agentrl.sandbox.backends.warm import Pace, Shelf
+from agentrl.sandbox.backends.pool import PROBE, Pool
+from agentrl.sandbox.backends.warm import Pace
+
+_CLOSE_S = 10.0  # for the engine to remove everything; the daemon's starter waits twice that
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +45,12 @@ class DockerBackend:
         self._folder = Path(state_dir).resolve() / "docker"
         self._owner = f"{os.getpid()}-{cgroups.start_time(os.getpid())}"
         self._cpus = tuple(sorted(os.sched_getaffinity(0)))
-        self._made: set[Container] = set()
-        self._shelf: Shelf[Kind, Container] = Shelf(settings.warm)
-        self._pace = Pace(settings.starts, settings.starts_per_s)
+        self.pool = Pool(settings, self._make, self._dockerd.remove)
+        self._pace = Pace(settings.starts, settings.starts_per_s)  # of boxes without an init
         self._numbers = itertools.count()
         self._engine: dict[str, Any] = {}
         self._images: dict[str, str] = {}  # name to id
         self._bare: dict[str, float] = {}  # ids of images without an interpreter: seconds of one command
-        self.in_advance: set[asyncio.Task[None]] = set()
-        self._closing = False
 
     @property
     def isolation(self) -> str:
@@ -59,7 +58,7 @@ class DockerBackend:
         bare = ""
         if self._bare:
             slowest = 1e3 * max(self._bare.values())
-            bare = f"; {len(self._bare)} images without Python: by docker exec, {slowest:.0f} ms a command"
+            bare = f"; images without Python ({len(self._bare)}) by docker exec, {slowest:.0f} ms a command"
         return (
             f"Docker containers ({engine}), commands as root with few capabilities, no new privileges and Docker's "
             "seccomp filter; memory, processes and CPUs by the container's cgroups; files on a sized tmpfs over the "
@@ -72,7 +71,7 @@ class DockerBackend:
         if not self._image:
             return
         await self._dockerd.image_id(self._image)
-        box = await self.start(BoxSpec(id=f"probe-{os.getpid()}", label="probe", limits=Limits()))
+        box = await self.start(BoxSpec(id=f"probe-{os.getpid()}", label=PROBE, limits=Limits()))
         try:
             result = await box.exec("exit 0", timeout_s=20, cpus=())
         finally:
@@ -133,38 +132,32 @@ class DockerBackend:
         )
 
     async def _ready(self, kind: Kind, spec: BoxSpec) -> Container:
-        """An idle container, else a new one, with the box's file system in it."""
+        """A container with the box's file system in it."""
         while True:
-            kept = self._shelf.take(kind)
-            ready = kept or await self._make(kind)
+            ready, new = await self.pool.take(kind)
             try:
                 await self.renew(ready, spec)
             except (ConnectionError, InfraError) as e:
-                await asyncio.shield(self.discard(ready))
-                if kept is None:
+                self.pool.discard(ready)
+                if new:
                     raise InfraError(f"box {spec.id}: its new container broke: {e}") from e
                 continue
             except BaseException:
-                await asyncio.shield(self.discard(ready))
+                self.pool.discard(ready)
                 raise
-            if kept is None and spec.label != "probe":
-                self._prepare(kind)
             return ready
+
+    async def _make(self, kind: Kind) -> Container:
+        name, labels = self._new(kind.label)
+        return await containers.start(
+            self._dockerd, kind, name=name, labels=labels, config=self._config(kind), folder=self._folder / name
+        )
 
     async def renew(self, ready: Container, spec: BoxSpec) -> None:
         cpus = spec.cpus or self._cpus
         await ready.renew(workdir=spec.workdir, env=spec.env, cpus=cpus)
         if ready.portable:
             await self.move(ready, cpus)
-
-    async def _make(self, kind: Kind) -> Container:
-        name, labels = self._new(kind.label)
-        async with self._pace.turn():
-            made = await containers.start(
-                self._dockerd, kind, name=name, labels=labels, config=self._config(kind), folder=self._folder / name
-            )
-        self._made.add(made)
-        return made
 
     def _new(self, label: str) -> tuple[str, dict[str, str]]:
         """A name that does not repeat, and the labels."""
@@ -175,39 +168,6 @@ class DockerBackend:
         return containers.options(
             kind, network=self._settings.network, cpus=cgroups.cpu_list(self._cpus), guards=guards
         )
-
-    def _prepare(self, kind: Kind) -> None:
-        """Whoever comes next shall not wait as this one did: one container in advance, while there is room."""
-        if len(self._shelf) + len(self.in_advance) >= self._settings.warm or self._closing:
-            return
-        task = asyncio.create_task(self._make_spare(kind), name="a container in advance")
-        self.in_advance.add(task)
-        task.add_done_callback(self.in_advance.discard)
-
-    async def _make_spare(self, kind: Kind) -> None:
-        try:
-            await self.give_back(await self._make(kind))
-        except (AgentRLError, OSError) as e:
-            _log.warning("no container in advance: %s", e)
-
-    async def release(self, used: Container) -> None:
-        """Nothing of the box remains when this returns; its container waits for the next one, if there is room."""
-        try:
-            await used.renew()
-        except (OSError, InfraError):
-            await self.discard(used)
-            return
-        await self.give_back(used)
-
-    async def give_back(self, ready: Container) -> None:
-        spare = [ready] if self._closing or ready.kind.label == "probe" else self._shelf.put(ready.kind, ready)
-        for one in spare:
-            await self.discard(one)
-
-    async def discard(self, one: Container) -> None:
-        self._made.discard(one)
-        one.control.close()  # its init ends at once, and all else in it
-        await self._dockerd.remove(one.name)
 
     async def move(self, one: Container, cpus: tuple[int, ...]) -> None:
         """The portable way: 24 ms, by the engine."""
@@ -230,18 +190,16 @@ class DockerBackend:
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def aclose(self) -> None:
-        """All that is ours goes, also what a call that timed out may have made."""
-        self._closing = True
-        for task in list(self.in_advance):
-            task.cancel()
-        if self.in_advance:
-            await asyncio.wait(self.in_advance)
-        for one in self._made:
-            one.control.close()
-        if self._engine:
-            with contextlib.suppress(UnavailableError):  # an engine that is gone: its containers end with their sockets
-                found = await self._dockerd.labelled({OWNER: self._owner})
-                await asyncio.gather(*(self._dockerd.remove(c["Id"]) for c in found))
+        """All that is ours goes, also what a call that timed out may have made. What an engine has not removed in time
+        it removes later: the inits are gone."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.pool.aclose()
+                if self._engine:
+                    found = await self._dockerd.labelled({OWNER: self._owner})
+                    await asyncio.gather(*(self._dockerd.remove(c["Id"]) for c in found))
+        except (TimeoutError, InfraError, UnavailableError) as e:
+            _log.warning("containers are left to the engine, and to gc: %s", e or f"not removed in {_CLOSE_S:.0f} s")
         self._dockerd.close()
 
 
@@ -282,7 +240,7 @@ class DockerBox(ChannelBox):
     async def kill(self) -> None:
         if not self._dead:
             self._dead = True
-            await asyncio.shield(self._backend.release(self.home))
+            await asyncio.shield(self._backend.pool.release(self.home))
 
     async def _call(
         self, kind: bytes, head: dict[str, Any], blob: bytes = b"", *, deadline_s: float

@@ -48,10 +48,11 @@ class Bench:
         return BoxSpec(id=f"d{self._count}", label="live", limits=limits, **more)
 
     def settle(self) -> None:
-        """Until no container is being made in advance."""
+        """Until no container is being made in advance or removed."""
 
         async def done() -> None:
-            await asyncio.gather(*self.backend.in_advance)
+            while tasks := [*self.backend.pool.in_advance, *self.backend.pool.removals]:
+                await asyncio.gather(*tasks)
 
         self.run(done())
 
@@ -119,7 +120,7 @@ def test_a_crowd_on_its_lanes(engine: Engine, tmp_path: Path, monkeypatch: pytes
         async with daemon.client() as client:
             await crowd(client)
 
-    with Daemon(tmp_path, "docker", sandbox=caps) as daemon:
+    with Daemon(tmp_path, "docker", sandbox=caps, queue_timeout_s=240.0) as daemon:
         asyncio.run(main(daemon))
     assert len(spans) == COMMANDS // 25
     assert max(sum(began <= at < ended for began, ended in spans) for at, _ in spans) <= PACKAGES
@@ -182,7 +183,7 @@ def test_a_box_sees_nothing_of_the_one_before_it(bench: Bench) -> None:
 def test_tests_are_there_only_for_grading(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in an image that has no Python."""
     monkeypatch.setenv("DOCKER_HOST", engine.url)
-    folder = _task_folder(tmp_path / "t", f"FROM {PYTHON}\nWORKDIR /work\n")
+    folder = task_folder(tmp_path / "t", f"FROM {PYTHON}\nWORKDIR /work\n")
 
     async def grade(client: SandboxClient, image: str) -> None:
         asked = msgspec.structs.replace(harbor.load(folder), image=image)
@@ -212,7 +213,7 @@ TEST_SH = """#!/bin/sh
 """
 
 
-def _task_folder(folder: Path, dockerfile: str, toml: str = "") -> Path:
+def task_folder(folder: Path, dockerfile: str, toml: str = "") -> Path:
     for name, text in {
         "task.toml": toml,
         "instruction.md": "Do it.",
@@ -319,8 +320,8 @@ ENTRYPOINT ["/bin/false"]
 """
 
 
-def test_an_image_of_a_task_folder(bench: Bench, engine: Engine, tmp_path: Path) -> None:
-    folder = _task_folder(tmp_path / "t", DOCKERFILE.replace("--chmod=644 ", ""))
+def test_an_image_of_atask_folder(bench: Bench, engine: Engine, tmp_path: Path) -> None:
+    folder = task_folder(tmp_path / "t", DOCKERFILE.replace("--chmod=644 ", ""))
     asked = harbor.load(folder, images=True)
     assert (asked.image, asked.files, asked.setup) == (tag_of(folder / "environment"), (), ())
     settings = engine.section().docker
@@ -341,7 +342,7 @@ def test_a_build_that_fails_says_where_and_why(engine: Engine, tmp_path: Path) -
         (f"FROM {PYTHON}\nRUN echo before; exit 3\n", "returned a non-zero code: 3"),
         ("FROM no-such/base:1\n", "no-such/base"),
     ):
-        folder = _task_folder(tmp_path / str(len(dockerfile)), dockerfile)
+        folder = task_folder(tmp_path / str(len(dockerfile)), dockerfile)
         with pytest.raises(AgentRLError, match=said) as caught:
             asyncio.run(images.build(settings, folder / "environment", "agentrl-task:x", timeout_s=60))
         assert str(folder) in str(caught.value)
@@ -421,5 +422,5 @@ def test_files_arrive_where_python_is_not(bench: Bench) -> None:
     bench.run(box.put({"/work/a/b c.bin": File(data=blob), "/tests/run.sh": File(data=b"echo ran\n", mode=0o755)}))
     assert bench.run(box.get("/work/a/b c.bin", 1 << 21)) == blob
     assert bench.exec(box, "/tests/run.sh; stat -c %a /tests/run.sh").output == "ran\n755\n"
-    assert "1 images without Python" in bench.backend.isolation
+    assert "images without Python (1) by docker exec" in bench.backend.isolation
     assert bench.exec(box, "touch /etc/x").exit_code != 0

@@ -221,10 +221,11 @@ def detect(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/sel
     return Cgroups(2, base, base, base, [v2[0]])
 
 
-def of_container(pid: int, container: str) -> Group | None:
-    """The groups that an engine made for the container that `pid` is in; None where we do not see them under its id."""
-    v1, v2 = _mounted("/proc/self/mountinfo")
-    own = _own_groups(f"/proc/{pid}/cgroup")
+def of_container(membership: str, container: str, mountinfo: str = "/proc/self/mountinfo") -> Group | None:
+    """The groups that an engine made for a container, by the `/proc/PID/cgroup` of a process in it; None where we do
+    not see them under the container's id."""
+    v1, v2 = _mounted(mountinfo)
+    own = _own_groups(membership)
     needed = ("cpuset", "memory", "pids")
     if all(name in v1 for name in needed):
         version, paths = 1, [_below(*v1[name], own.get(name, "/")) for name in needed]
