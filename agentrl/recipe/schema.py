@@ -57,6 +57,7 @@ class Engines(Section):
     start_timeout_s: Seconds = 120.0  # from start to serving
     request_timeout_s: Seconds = 120.0  # one turn's generation
     admin_timeout_s: Seconds = 60.0  # pause, load, continue: each
+    stuck_s: Annotated[float, Meta(ge=0)] = 60.0  # no token for so long while requests run: it is restarted; 0: never
     restarts: Natural = 3  # per engine; then it stays down
 
     @property

@@ -51,6 +51,7 @@ from agentrl.wiring.trainer import trainer_ended
 
 log = logging.getLogger("agentrl.wiring")
 
+_UNREADY = 4  # a swap's pause, load and continue have a time-out each
 _EPOCHS_PER_PROCESS = 1_000
 _LINGER_S = 5.0  # an attached trainer may still be saving the last step when the run ends
 
@@ -154,7 +155,7 @@ async def build_live(
         attached = {"engines": recipe.engines.attach, "sandbox": recipe.sandbox.attach}
         starting = [role for role, what in attached.items() if not what]
         folders = await prepare(recipe, sites, token=token, store=weights, roles=starting)
-        folders |= await folders_at(sites, set(ready.borrowed.values()), weights)
+        folders |= await folders_at(recipe, sites, set(ready.borrowed.values()), weights)
         heard = Shown(shown, await asyncio.to_thread(trackers, recipe, folder))
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
@@ -297,6 +298,8 @@ class _Parts:
                 first_epoch=self.processes * _EPOCHS_PER_PROCESS,
                 restarts=self.recipe.engines.restarts,
                 link=link,
+                stuck_s=self.recipe.engines.stuck_s,
+                unready_s=_UNREADY * self.recipe.engines.admin_timeout_s,
             )
             self.world.keepers[name] = keeper
             await keeper.run()
