@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from textual.pilot import Pilot
+from textual.widgets import Footer
+
 from agentrl.tui.app import Top
 from agentrl.tui.feed import Feed
 
@@ -16,7 +19,15 @@ async def snapshot(
     async with app.run_test(size=size) as pilot:
         async with asyncio.timeout(deadline_s):
             await app.pictured.wait()
-        await pilot.press(*keys)
-        await pilot.pause()
+            await _whole(app, pilot)
+            await pilot.press(*keys)
+            await _whole(app, pilot)
         drawn = app.export_screenshot(title="agentrl top")
     return drawn.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some viewers drop leading spaces otherwise
+
+
+async def _whole(app: Top, pilot: Pilot[None]) -> None:
+    """The footer composes itself anew, later than the rest, whenever the keys change."""
+    await pilot.pause()
+    while any(not footer.children for footer in app.screen.query(Footer)):
+        await pilot.pause()

@@ -17,6 +17,7 @@ from agentrl.runtime.api import Face
 from agentrl.runtime.desk import TrainerDesk
 from agentrl.runtime.effects import World
 from agentrl.runtime.loop import Driver, Listener
+from agentrl.runtime.metrics import Metrics
 from agentrl.runtime.status import Status
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
@@ -65,6 +66,8 @@ def with_face(body: Callable[[Face, Driver, TrainerDesk, Ask], Awaitable[None]])
                         raw = await response.read()
                         if response.content_type == wire.MSGPACK:
                             return response.status, msgspec.msgpack.decode(raw, type=wire.Claim)
+                        if response.content_type == "text/plain":
+                            return response.status, raw.decode()
                         return response.status, json.loads(raw) if raw else None
 
                 async with asyncio.timeout(20):
@@ -74,6 +77,18 @@ def with_face(body: Callable[[Face, Driver, TrainerDesk, Ask], Awaitable[None]])
             await asyncio.gather(server, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_prometheus_is_answered_with_the_token_only() -> None:
+    async def body(face: Face, driver: Driver, desk: TrainerDesk, ask: Ask) -> None:
+        assert (await ask("GET", "/metrics"))[0] == 404  # a run that keeps none
+        face.metrics = Metrics(face.picture, face.recent.rates, list, dict)
+        assert (await ask("GET", "/metrics", headers={"Authorization": "Bearer wrong"}))[0] == 401
+        status, told = await ask("GET", "/metrics")
+        assert status == 200
+        assert 'agentrl_trainer_state{state="absent"} 1.0' in told
+
+    with_face(body)
 
 
 def test_nothing_is_told_without_the_token() -> None:

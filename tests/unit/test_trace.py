@@ -21,6 +21,7 @@ from agentrl.wiring.replay import replay
 from agentrl.wiring.story import read_story
 from tests.cli import agentrl
 from tests.scenes import turn
+from tests.unit.test_top import played
 
 FLEET = """
 name = "small"
@@ -142,6 +143,14 @@ def test_a_simulated_run_is_reported_and_replayed_like_a_live_one(fleet_run: Pat
     assert replay(fleet_run, laws=True).identical
     with pytest.raises(UserError, match="there is a run already"):
         keep(load_sim(fleet_run / "recipe.toml"), 0, fleet_run)
+
+
+def test_a_recording_shows_the_lanes(fleet_run: Path) -> None:
+    frames = played(fleet_run, until=60.0, speed=1e6)
+    hosts = {host.name: host for host in frames[0].status.sandboxes}
+    assert set(hosts) == {"h0", "h1"}
+    assert any(lane.done for host in hosts.values() for lane in host.lanes)
+    assert all(lane.cpus for host in hosts.values() for lane in host.lanes)
 
 
 def test_a_picture_of_it(fleet_run: Path, tmp_path: Path) -> None:
