@@ -46,10 +46,10 @@ class WeightInbox:
 
     async def receive(self, name: str, offset: int, pieces: AsyncIterator[bytes]) -> int:
         """Appends to a file that was offered, if that has `offset` bytes now; the bytes it has afterwards."""
-        if name not in self._sizes:
-            raise UserError(f"{name!r} was not offered", hint="offer the manifest first")
         path, me = self._folder / name, object()
         async with self._lock:
+            if name not in self._sizes:
+                raise UserError(f"{name!r} was not offered", hint="offer the manifest first")
             self._sender = me
         async for piece in pieces:
             async with self._lock:

@@ -80,10 +80,9 @@ def token_in(file: Path) -> str:
 
 
 def remote_run(url: str, token: str, name: str, *, runs: Path = RUNS) -> LiveRun:
-    """A run whose folder is on another machine. name: its recipe's. Blocking; makes our own folder for it, which is the
-    same whenever this machine attaches to that run."""
+    """A run whose folder is on another machine. name: its recipe's. Our own folder for it, not made yet, is the same
+    whenever this machine attaches to that run."""
     folder = runs / f"{name}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
     return LiveRun(folder=str(folder), url=url.rstrip("/"), token=token, remote=True)
 
 

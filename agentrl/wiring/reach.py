@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +25,7 @@ async def reached(attach: str | None, name: str, *, token_file: Path | None, url
     if token_file is not None:
         if attach is None or not is_url(attach):
             raise UserError("--token-file goes with --attach URL", hint="a run's folder holds its token already")
-        yield await asyncio.to_thread(remote_run, attach, token_in(token_file), name)
+        yield remote_run(attach, token_in(token_file), name)
     elif attach is not None and (behind := _BEHIND_SSH.fullmatch(attach)):
         async with _behind_ssh(behind["user"] or "", behind["host"], behind["folder"], name) as run:
             yield run
@@ -51,6 +50,6 @@ async def _behind_ssh(user: str, address: str, folder: str, name: str) -> AsyncI
             hint = "start it there with `agentrl run`, and name its folder there"
             raise UnavailableError(f"{address}:{folder}: no run is live there ({exc})", hint=hint) from exc
         here = await host.reach(url.removeprefix("http://"))
-        yield await asyncio.to_thread(remote_run, f"http://{here}", token, name)
+        yield remote_run(f"http://{here}", token, name)
     finally:
         await host.aclose()

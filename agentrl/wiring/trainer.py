@@ -34,10 +34,12 @@ async def train_for(run: LiveRun, recipe: Recipe, *, stepped: Callable[[dict[str
     was started with other training settings or trains by itself, UnavailableError where the run goes away.
     """
     folder = Path(run.folder)
-    with _only(folder):
-        async with FaceClient(run) as face:
-            if run.remote:
-                (folder / "recipe.toml").write_text(await face.recipe())
+    async with FaceClient(run) as face:
+        if run.remote:
+            recipe_there = await face.recipe()
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+            (folder / "recipe.toml").write_text(recipe_there)
+        with _only(folder):
             _same(recipe, folder, remote=run.remote)
             held = (await face.versions()).version
             return await _train(run, recipe, face, held, stepped)

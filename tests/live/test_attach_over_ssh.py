@@ -56,6 +56,7 @@ def test_the_trainer_here_the_run_there(tmp_path: Path, monkeypatch: pytest.Monk
                     for file in (RECIPE, tmp_path / "other")
                 )
             nobody = ran(tmp_path, "train", RECIPE, "--attach", "h1:elsewhere", *SETTINGS)
+            assert not (tmp_path / "runs").exists()
             trained = ran(tmp_path, "train", RECIPE, "--attach", "h1:run", "--json", *SETTINGS)
             out, err = running.communicate(timeout=60)
         assert (no_token.code, wrong.code) == (2, 2), wrong.err

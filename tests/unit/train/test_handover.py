@@ -178,6 +178,32 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     talk(tmp_path, use)
 
 
+def test_the_newest_sender_of_a_file_has_it(tmp_path: Path) -> None:
+    """One whose line hangs may wake up later: its bytes are of a place that is taken."""
+
+    async def main() -> None:
+        inbox = WeightInbox(DiskWeightStore(str(tmp_path)), str(tmp_path))
+        with pytest.raises(UserError, match="was not offered"):
+            await inbox.receive("w.safetensors", 0, pieces(b"x"))
+        await inbox.offer(WeightsManifest(version=Version(1), files=(("w.safetensors", "0" * 64, 10),)))
+        awake = asyncio.Event()
+
+        async def hanging() -> AsyncIterator[bytes]:
+            yield b"abc"
+            await awake.wait()
+            yield b"OLD"
+
+        first = asyncio.ensure_future(inbox.receive("w.safetensors", 0, hanging()))
+        while not (tmp_path / ".incoming" / "w.safetensors").exists():
+            await asyncio.sleep(0)
+        assert await inbox.receive("w.safetensors", 3, pieces(b"def")) == 6
+        awake.set()
+        assert await first == 6
+        assert (tmp_path / ".incoming" / "w.safetensors").read_bytes() == b"abcdef"
+
+    asyncio.run(main())
+
+
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
