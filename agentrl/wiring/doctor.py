@@ -166,9 +166,12 @@ async def _docker(recipe: Recipe) -> Finding:
     if client is None:
         said = "no docker client"
     else:
-        code, said = await LocalHost().run([client, "version", "--format", "{{.Server.Version}}"], timeout_s=_QUICK_S)
+        url = recipe.sandbox.docker.url
+        asked = [client, *(["--host", url] if url else []), "version", "--format", "{{.Server.Version}}"]
+        code, said = await LocalHost().run(asked, timeout_s=_QUICK_S)
         said = f"engine {said.strip()}" if code == 0 else f"no daemon ({said.strip().splitlines()[-1][:120]})"
-    return ok("docker", f"not needed; {said}")
+    needed = recipe.sandbox.backend == "docker"  # then `sandboxes` has tried it
+    return ok("docker", said if needed else f"not needed; {said}")
 
 
 async def _cpus(found: Plan) -> Finding:

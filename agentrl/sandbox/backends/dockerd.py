@@ -22,6 +22,7 @@ T = TypeVar("T")
 DEFAULT_URL = "unix:///var/run/docker.sock"
 _THREADS = 8  # more only queue within the engine: 4.9 starts/s with 4 threads, 5.4 with 16, on two cores
 _CONFLICT = 409
+_ABSENT = "No such image"
 _SLACK_S = 5.0  # beyond the SDK's own time-out, for a thread to become free
 
 
@@ -59,7 +60,7 @@ class Dockerd:
         try:
             return act(self._connected(limit))
         except docker.errors.ImageNotFound as e:
-            raise absent_image(e.explanation or str(e), self.url) from e
+            raise absent_image((e.explanation or str(e)).rpartition(_ABSENT)[2], self.url) from e
         except (requests.Timeout, TimeoutError) as e:
             raise self._silent(what, limit) from e
         except docker.errors.APIError as e:
@@ -167,9 +168,9 @@ class ExecStream:
                 yield chunk
 
 
-def absent_image(image: str, url: str) -> UnavailableError:
+def absent_image(named: str, url: str) -> UnavailableError:
     return UnavailableError(
-        f"docker: {image.rstrip()} (engine {url})",
+        f"docker: {_ABSENT}{named.rstrip()} (engine {url})",
         hint="`docker pull` it, `docker build` it, or `docker import` a root file system under that name; "
         "sandbox.image names the one of tasks that name none.",
     )
