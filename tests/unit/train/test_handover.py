@@ -186,16 +186,16 @@ def test_the_newest_sender_of_a_file_has_it(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="was not offered"):
             await inbox.receive("w.safetensors", 0, pieces(b"x"))
         await inbox.offer(WeightsManifest(version=Version(1), files=(("w.safetensors", "0" * 64, 10),)))
-        awake = asyncio.Event()
+        written, awake = asyncio.Event(), asyncio.Event()
 
         async def hanging() -> AsyncIterator[bytes]:
             yield b"abc"
+            written.set()
             await awake.wait()
             yield b"OLD"
 
         first = asyncio.ensure_future(inbox.receive("w.safetensors", 0, hanging()))
-        while not (tmp_path / ".incoming" / "w.safetensors").exists():
-            await asyncio.sleep(0)
+        await written.wait()
         assert await inbox.receive("w.safetensors", 3, pieces(b"def")) == 6
         awake.set()
         assert await first == 6
