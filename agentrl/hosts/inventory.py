@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.errors import AgentRLError, UserError
+from agentrl.errors import AgentRLError, UnavailableError, UserError
 from agentrl.hosts.local import LocalHost
 from agentrl.ports import Host
 from agentrl.recipe.schema import HostSpec, Recipe
@@ -24,6 +24,8 @@ log = logging.getLogger("agentrl.hosts")
 
 LOCAL = "local"
 _COMMAND_S = 30.0
+_REMOVE_S = 120.0
+_DEAD_AFTER_S = 600.0
 _LOG_BYTES = 1 << 20
 _LIST = 'cd "$1/logs" 2>/dev/null && ls -1 -- *.log 2>/dev/null; true'
 
@@ -114,6 +116,14 @@ async def clear(sites: Sites, logs: Path) -> None:
             log.warning("%s; processes end with their lease, `agentrl sandbox gc RECIPE` removes the rest", left)
 
     await asyncio.gather(*(one(site) for site in sites.values()))
+
+
+async def remove_dead(host: Host, *, age_s: float = _DEAD_AFTER_S) -> None:
+    """Folders of runs that nobody looks after any more: they were out of reach when their run ended."""
+    argv = [host.python, "-m", "agentrl.hosts.leftovers", f"{host.home}/runs", str(age_s)]
+    code, said = await host.run(argv, timeout_s=_REMOVE_S)
+    if code:
+        raise UnavailableError(f"{host.name}: folders of dead runs cannot be removed: {said.strip()[-500:]}")
 
 
 async def open_host(spec: HostSpec) -> Host:

@@ -25,9 +25,9 @@ ORDER_S = 10
 Files = list[tuple[str, str, int]]  # name, sha256, bytes
 
 
-def missing(root: Path, name: str, files: Files) -> list[str]:
-    """Makes the part's folder and links into it what other versions hold; the files that must still be sent. Empty and
-    no part: the version is there."""
+def missing(root: Path, name: str, files: Files, near: str = "") -> list[str]:
+    """Makes the part's folder and links into it what other versions, or the folder `near`, hold; the files that must
+    still be sent. Empty and no part: the version is there."""
     if (root / name / MANIFEST).is_file():
         return []
     part = _part(root, name)
@@ -39,12 +39,22 @@ def missing(root: Path, name: str, files: Files) -> list[str]:
         if target.is_file() and target.stat().st_size == size and _sha256(target) == sha256:
             continue
         target.unlink(missing_ok=True)
-        with suppress(OSError):  # pruned meanwhile, or a file system without links
-            if (source := held.get(sha256)) and source.stat().st_size == size:
-                target.hardlink_to(source)
-                continue
-        wanted.append(file)
+        beside = Path(near) / file
+        if near and beside.is_file() and beside.stat().st_size == size and _sha256(beside) == sha256:
+            held[sha256] = beside.resolve()
+        if not ((source := held.get(sha256)) and _link(source, target, size)):
+            wanted.append(file)
     return wanted
+
+
+def _link(source: Path, target: Path, size: int) -> bool:
+    """A symbolic link where the two are on different disks."""
+    for link in (target.hardlink_to, target.symlink_to):
+        with suppress(OSError):  # pruned meanwhile, or a file system without links
+            if source.stat().st_size == size:
+                link(source)
+                return True
+    return False
 
 
 def commit(root: Path, name: str, files: Files, manifest: str, keep: list[str]) -> int:

@@ -26,16 +26,18 @@ _AT_ONCE = 4  # files of one version on their way to one host
 
 
 class HostFolders:
-    """`serve.staging.Folders` of one host, for all of its engines. root: a folder there that is ours alone.
+    """`serve.staging.Folders` of one host, for all of its engines. root: a folder there that is ours alone. near: one
+    there that may hold the model already: what it has of the initial version is not sent.
 
     Calls have no deadline but what a very slow host takes: whoever calls has one. A call that is cancelled leaves whole
     files to go on from.
     """
 
-    def __init__(self, host: Host, root: str, *, shared: bool) -> None:
+    def __init__(self, host: Host, root: str, *, shared: bool, near: str = "") -> None:
         self._host = host
         self._root = root
         self._shared = shared
+        self._near = near
         self._one = asyncio.Lock()  # engines of one host wait for one transfer
         self._there: dict[str, str] = {}  # folder here -> folder there, of what was brought
         self.sent_bytes = 0
@@ -69,7 +71,7 @@ class HostFolders:
         name = _name(here)
         order: dict[str, Any] = {"name": name, "files": listed.files}
         limit_s = _limit_s(sum(size for _, _, size in listed.files))
-        missing = await self._receive(limit_s, do="missing", **order)
+        missing = await self._receive(limit_s, do="missing", near="" if version else self._near, **order)
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def send(file: str) -> None:
@@ -118,7 +120,7 @@ class HostFolders:
         return answer["value"]
 
 
-async def folders_of(host: Host, weights: str, *, store: str, root: str) -> HostFolders:
+async def folders_of(host: Host, weights: str, *, store: str, root: str, near: str = "") -> HostFolders:
     """How versions of the store in the folder `store` get to a host. weights: auto, shared or copy (`hosts.weights`).
 
     UserError where it shall be shared and is not.
@@ -129,7 +131,7 @@ async def folders_of(host: Host, weights: str, *, store: str, root: str) -> Host
             f"hosts.{host.name}.weights: shared, but {store} is not the same folder there",
             hint='mount it there under the same path, or set weights = "copy"',
         )
-    return HostFolders(host, root, shared=shared)
+    return HostFolders(host, root, shared=shared, near=near)
 
 
 async def _sees(host: Host, store: str) -> bool:

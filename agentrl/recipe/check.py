@@ -37,6 +37,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _rounds(recipe)
     yield from _lengths(recipe)
     yield from _engines(recipe)
+    yield from _transfer(recipe)
     yield from _times(recipe)
     if recipe.hosts:
         yield from _hosts(recipe)
@@ -214,6 +215,23 @@ def _sglang(recipe: Recipe) -> Iterator[Problem]:
                 yield _fatal(f"engines.{key}", "only SGLang has it", 'set engines.kind = "sglang", or leave it out')
 
 
+def _transfer(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.publish.transfer != "distributed":
+        return
+    where = "publish.transfer"
+    if recipe.engines.kind != "sglang":
+        yield _fatal(where, "distributed, but the embedded engine reads from the disk only", 'leave it out, or "disk"')
+    if recipe.engines.attach:
+        yield _fatal(where, "distributed, but the engines are somebody else's (engines.attach)", 'set it to "disk"')
+    away = [host.name for host in recipe.hosts if "engines" in host.roles and host.address != "local"]
+    if away and recipe.publish.address in ("127.0.0.1", "localhost", "::1"):
+        yield _fatal(
+            "publish.address",
+            f"{recipe.publish.address} is another machine for {away[0]}",
+            "name this machine's address on the network of the engines' hosts",
+        )
+
+
 def _times(recipe: Recipe) -> Iterator[Problem]:
     attempt = recipe.schedule.attempt_timeout_s
     if recipe.sandbox.lease_s < recipe.engines.request_timeout_s:
@@ -244,10 +262,10 @@ def _hosts(recipe: Recipe) -> Iterator[Problem]:
             yield _fatal(
                 f"{where}.engines", f"{host.engines}, but it has no role engines", "add the role, or leave it out"
             )
-        for key in ("home", "python"):
-            path = getattr(host, key)
-            if path and not path.startswith(("/", "~/")):
-                yield _fatal(f"{where}.{key}", f"{path!r} is not absolute", "begin it with / or ~/")
+        if host.home and not host.home.startswith(("/", "~/")):
+            yield _fatal(f"{where}.home", f"{host.home!r} is not absolute", "begin it with / or ~/")
+        if host.python and not host.python.startswith("/"):
+            yield _fatal(f"{where}.python", f"{host.python!r} is not absolute", "begin it with /")
     for role, attach in (("engines", recipe.engines.attach), ("sandbox", recipe.sandbox.attach)):
         having = [host.name for host in recipe.hosts if role in host.roles]
         if not (attach or having):

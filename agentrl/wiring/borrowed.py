@@ -15,7 +15,7 @@ from agentrl.hosts.local import LocalHost
 from agentrl.recipe.schema import Engines, Recipe, Sandbox
 from agentrl.records import EngineInfo, Version
 from agentrl.sandbox import launch
-from agentrl.sandbox.client import SandboxClient
+from agentrl.sandbox.client import DaemonUnreachable, SandboxClient
 from agentrl.serve.launch import attach_engine
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.serve.staging import Folders
@@ -130,8 +130,22 @@ def _service_at(kind: str, folder: Path) -> Serving | None:
 
 
 async def _part(serving: Serving, part: Part, sandbox: Sandbox) -> BorrowedDaemon:
-    return BorrowedDaemon(client_of(serving, part), sandbox.max_live)
+    return await _answering(client_of(serving, part), sandbox)
 
 
 async def _attached(sandbox: Sandbox) -> BorrowedDaemon:
-    return BorrowedDaemon(await launch.attach(LocalHost(), run_dir=sandbox.attach), sandbox.max_live)
+    return await _answering(await launch.attach(LocalHost(), run_dir=sandbox.attach), sandbox)
+
+
+async def _answering(client: SandboxClient, sandbox: Sandbox) -> BorrowedDaemon:
+    """One that is away is waited for as long as a daemon may take to start."""
+    ends = time.monotonic() + sandbox.start_timeout_s
+    while True:
+        try:
+            await client.status(deadline_s=sandbox.start_timeout_s)
+            return BorrowedDaemon(client, sandbox.max_live)
+        except BaseException as exc:
+            if not isinstance(exc, DaemonUnreachable) or time.monotonic() > ends:
+                await client.aclose()
+                raise
+        await asyncio.sleep(_ASK_AGAIN_S)

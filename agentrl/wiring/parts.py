@@ -11,12 +11,13 @@ import msgspec
 
 from agentrl import ports
 from agentrl.errors import AgentRLError, UnavailableError
-from agentrl.hosts.inventory import Site, Sites
+from agentrl.hosts.inventory import Site, Sites, remove_dead
 from agentrl.publish.transfer import HostFolders, folders_of
 from agentrl.recipe.schema import Recipe, Sandbox
 from agentrl.records import EngineInfo, Version
 from agentrl.sandbox.client import SandboxClient
 from agentrl.sandbox.launch import Paths, RunningDaemon, gc, start_daemon
+from agentrl.serve.broadcast import Sender
 from agentrl.serve.launch import attach_engine, start_engine
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.wiring.preflight import require
@@ -39,17 +40,22 @@ async def prepare(
         for site in sites.values():
             group.create_task(site.host.write(site.token_file, token.encode()))
             group.create_task(site.host.write(Paths.below(site.run_dir).token, token.encode()))
+            group.create_task(remove_dead(site.host))
     serving = [name for name in sites if name in recipe.engine_hosts and "engines" in roles]
-    return await folders_at(sites, serving, store)
+    return await folders_at(recipe, sites, serving, store)
 
 
-async def folders_at(sites: Sites, names: Iterable[str], store: str) -> dict[str, HostFolders]:
+async def folders_at(recipe: Recipe, sites: Sites, names: Iterable[str], store: str) -> dict[str, HostFolders]:
+    """How weights of the store get to these hosts, without those that need nothing done."""
+    model = recipe.model.path
+    near = model if model.startswith("/") else ""  # where the model may be there too
     found = {}
     for name in names:
         site = sites[name]
         assert site.spec is not None
         if not site.host.local or site.spec.weights == "copy":
-            found[name] = await folders_of(site.host, site.spec.weights, store=store, root=f"{site.run_dir}/weights")
+            root = f"{site.run_dir}/weights"
+            found[name] = await folders_of(site.host, site.spec.weights, store=store, root=root, near=near)
     return found
 
 
@@ -84,6 +90,7 @@ class EngineStarter:
     folders: HostFolders | None
     version: Callable[[], Version]
     path: Callable[[Version], str]
+    sender: Sender | None = None
     _last: OwnEngine | None = field(default=None, init=False)
 
     async def start(self) -> OwnEngine:
@@ -104,6 +111,7 @@ class EngineStarter:
             label=f"{self.label}.{self.name}",
             first_gpu=recipe.first_gpu(int(self.name[1:])) if recipe.engines.kind == "sglang" else 0,
             folders=self.folders,
+            sender=self.sender,
         )
         server = await engine.server_info(deadline_s=recipe.engines.admin_timeout_s)
         return OwnEngine(site, engine, info, process, server.served_model_name or "")
@@ -129,7 +137,12 @@ class EngineStarter:
         try:
             async with asyncio.timeout(_STILL_THERE_S):
                 engine, _ = await attach_engine(
-                    self.name, last.engine.url, self.token, self.recipe.engines, folders=self.folders
+                    self.name,
+                    last.engine.url,
+                    self.token,
+                    self.recipe.engines,
+                    folders=self.folders,
+                    sender=self.sender,
                 )
         except (AgentRLError, TimeoutError) as exc:
             log.info("%s on %s is not found again: %s", self.name, self.site.host.name, exc)

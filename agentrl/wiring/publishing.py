@@ -92,7 +92,7 @@ async def _ways(what: Target) -> AsyncIterator[dict[str, HostFolders]]:
     services = Path(what.serving.folder)
     recipe = await asyncio.to_thread(load, services / "serve.toml", checked=False)
     async with connected(recipe, services, label_of(f"{recipe.name}-serve", services), "engines") as sites:
-        yield await folders_at(sites, sorted(names), str(Path(what.path).parent))
+        yield await folders_at(recipe, sites, sorted(names), str(Path(what.path).parent))
 
 
 async def _to_all(what: Target, folders: dict[str, HostFolders], heard: Callable[[Pushed], None]) -> list[Pushed]:

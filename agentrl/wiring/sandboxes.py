@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import UnavailableError, UserError
-from agentrl.hosts.inventory import Site, connected
+from agentrl.hosts.inventory import Site, connected, remove_dead
 from agentrl.recipe.schema import Recipe
 from agentrl.records import ExecResult, Task, TaskId
 from agentrl.sandbox import launch
@@ -18,7 +18,6 @@ from agentrl.wiring.attach import RUNS
 from agentrl.wiring.services import Services
 from agentrl.wiring.survey import client_of
 
-_COMMAND_S = 120.0
 _DEAD_AFTER_S = 60.0
 
 
@@ -64,16 +63,12 @@ async def collect_garbage(recipe: Recipe, *, runs: Path = RUNS) -> int:
         )
 
 
-async def _collect(recipe: Recipe, site: Site, *, age_s: float = _DEAD_AFTER_S) -> int:
+async def _collect(recipe: Recipe, site: Site) -> int:
     """Its site is a scratch folder."""
-    host, assumed = site.host, site.spec
-    assert assumed is not None
+    assert site.spec is not None
     removed = 0
-    if "sandbox" in assumed.roles:
-        removed = await launch.gc(recipe.sandbox, run_dir=site.run_dir, host=host)
-    await host.run(["rm", "-rf", "--", site.run_dir], timeout_s=_COMMAND_S)
-    argv = [host.python, "-m", "agentrl.hosts.leftovers", f"{host.home}/runs", str(age_s)]
-    code, said = await host.run(argv, timeout_s=_COMMAND_S)
-    if code:
-        raise UnavailableError(f"{host.name}: folders of dead runs are not removed: {said.strip()[-500:]}")
+    if "sandbox" in site.spec.roles:
+        removed = await launch.gc(recipe.sandbox, run_dir=site.run_dir, host=site.host)
+        await site.clear(Path())
+    await remove_dead(site.host, age_s=_DEAD_AFTER_S)
     return removed

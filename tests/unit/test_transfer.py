@@ -121,6 +121,19 @@ def test_what_arrives_damaged_is_refused_and_sent_again(store: DiskWeightStore, 
     asyncio.run(scenario())
 
 
+def test_what_lies_beside_is_not_sent(store: DiskWeightStore, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host, model = Counting(), tmp_path / "model"
+        (model / "config.json").write_text("[]")  # of the same size, and another
+        folders = HostFolders(host, str(tmp_path / "there"), shared=False, near=str(model))
+        there = Path(await folders.bring(store.path(Version(0)), Version(0)))
+        assert host.sent == ["config.json"]
+        assert (there / "model.safetensors").samefile(model / "model.safetensors")
+        assert (there / "config.json").read_text() == "{}"
+
+    asyncio.run(scenario())
+
+
 def test_the_same_number_of_another_run_is_another_folder(store: DiskWeightStore, tmp_path: Path) -> None:
     async def scenario() -> None:
         other = DiskWeightStore(str(tmp_path / "other"))
