@@ -18,7 +18,7 @@ log = logging.getLogger("agentrl.hosts")
 
 _KILL_S = 15.0
 _AGAIN_S = 0.2
-_TIDY_S = 5.0
+_TIDY_S = 10.0
 
 
 class Machine(Protocol):
@@ -54,39 +54,40 @@ class SshProcess:
         self._host = host
         self._folder = folder
         self._nonce = nonce
-        self._orders: asyncio.Queue[str] = asyncio.Queue()
-        self._attended = asyncio.Event()
+        self._order = "renew"
+        self._ordered = asyncio.Event()
+        self._attended = False  # whether its guard was ever reached
+        self._begun = asyncio.Event()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._ended.add_done_callback(self._over)
         self._watcher = asyncio.create_task(self._watch(), name=f"{host.name}: {label}")
 
     async def begin(self) -> None:
         """Until its guard hears us for the first time. UserError where the sshd there does not let us reach it."""
-        attended = asyncio.create_task(self._attended.wait())
-        try:
-            await asyncio.wait({attended, self._watcher}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            attended.cancel()
-        if self._watcher.done():
-            self._watcher.result()
+        await self._begun.wait()
+        if self._ended.done():
+            self._ended.result()
 
     @property
     def returncode(self) -> int | None:
         """None while it runs, as far as is known."""
-        watcher = self._watcher
-        return watcher.result() if watcher.done() and not watcher.cancelled() and not watcher.exception() else None
+        return self._ended.result() if self._ended.done() and self._ended.exception() is None else None
 
     async def wait(self) -> int:
-        """As of a local process. While the machine is out of reach nothing is known, and this waits."""
-        return await asyncio.shield(self._watcher)
+        """As of a local process. While the machine is out of reach nothing is known, and this waits. UnavailableError
+        where its end will not be heard of any more: it was left to its lease."""
+        return await asyncio.shield(self._ended)
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """SIGTERM to the group; after grace_s SIGKILL to everything below. InfraError where even that leaves it. On a
         machine out of reach it ends with its lease, which is no longer renewed; UnavailableError where it has none."""
-        if self._watcher.done():
+        if self._ended.done():
             return
         if self._out_of_reach():
             await self._abandon()
             return
-        self._orders.put_nowait(f"stop {max(0.0, grace_s):.3f}")
+        self._order = f"stop {max(0.0, grace_s):.3f}"
+        self._ordered.set()
         try:
             async with asyncio.timeout(grace_s + _KILL_S):
                 await self.wait()
@@ -114,22 +115,34 @@ class SshProcess:
         """No more is heard of it, and its lease is not renewed."""
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
+        if not self._ended.done():
+            told = f"host {self._host.name}: {self.label} (process {self.pid}) is left to its lease"
+            self._ended.set_exception(UnavailableError(told))
+
+    def _over(self, ended: asyncio.Future[int]) -> None:
+        ended.exception()  # nobody need ask for it
+        self._begun.set()
         self._host.ended(self)
 
-    async def _watch(self) -> int:
-        """Its exit code; over any number of connections."""
-        while True:
-            with suppress(UnavailableError, DeadlineError, asyncssh.Error, OSError):
+    async def _watch(self) -> None:
+        """Until its end is known; over any number of connections."""
+        while not self._ended.done():
+            try:
                 code = await self._attend(await self._host.connection())
                 if code is not None:
-                    self._host.ended(self)
                     await self._tidy()
-                    return code
+                    self._ended.set_result(code)
+                    return
+            except (UnavailableError, DeadlineError, asyncssh.Error, OSError):
+                pass  # the connection: another will come
+            except Exception as exc:
+                self._ended.set_exception(exc)
+                return
             await asyncio.sleep(_AGAIN_S)  # a connection just lost may still count as up
             await self._host.wait_link(up=True)
 
     async def _tidy(self) -> None:
-        """Its code is known: what told it goes, unless another is in its place."""
+        """Its code is known: what told it goes, unless another is in its place. A run leaves no file there."""
         remove = 'grep -qs -- "$2" "$1/code" && rm -rf -- "$1" && rmdir -- "${1%/*}" 2>/dev/null; true'
         with suppress(UnavailableError, DeadlineError):
             await self._host.run(["sh", "-c", remove, "sh", self._folder, self._nonce], timeout_s=_TIDY_S)
@@ -142,7 +155,8 @@ class SshProcess:
             if exc.code == asyncssh.OPEN_CONNECT_FAILED:
                 return await self._left()  # nobody listens
             raise
-        self._attended.set()
+        self._attended = True
+        self._begun.set()
         speaker = asyncio.create_task(self._speak(writer))
         try:
             while line := await reader.readline():
@@ -158,22 +172,23 @@ class SshProcess:
         return None
 
     async def _speak(self, writer: asyncssh.SSHWriter[str]) -> None:
-        order, pause_s = "renew", (self._host.lease_s or 3600.0) / 4
+        """The lease's renewals, and an order to stop: on each connection, for its guard may not have heard the last."""
+        pause_s, said = (self._host.lease_s or 3600.0) / 4, ""
         while True:
-            writer.write(f"{order}\n")
+            self._ordered.clear()
+            word, said = (self._order if self._order != said else "renew"), self._order
+            writer.write(f"{word}\n")
             await writer.drain()
-            try:
-                order = await asyncio.wait_for(self._orders.get(), pause_s)
-            except TimeoutError:
-                order = "renew"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ordered.wait(), pause_s)
 
     async def _left(self) -> int:
         """What its guard left; where that left nothing, it was killed."""
         with suppress(FileNotFoundError):
             said = read_json((await self._host.read(f"{self._folder}/code")).decode())
             return int(said["code"]) if said.get("nonce") == self._nonce else 128 + 9
-        if not self._attended.is_set():  # an sshd that forbids us the socket says the same as if nobody listened
-            code, _ = await self._host.run(["kill", "-0", str(self.pid)], timeout_s=_KILL_S)
+        if not self._attended:  # an sshd that forbids us the socket says the same as if nobody listened
+            code, _ = await self._host.run(["sh", "-c", 'kill -0 "$1"', "sh", str(self.pid)], timeout_s=_KILL_S)
             if code == 0:
                 raise UserError(f"host {self._host.name}: {FORBIDDEN}", hint="allow it in its sshd_config")
         await self._host.sweep(self._folder)

@@ -130,7 +130,7 @@ class Link:
             case asyncssh.PermissionDenied():
                 hint = f"{self._hint()}: `ssh-copy-id {self.target}`, or `ssh-add` where the key has a passphrase"
                 return UnavailableError(f"{where}: login refused ({exc.reason})", hint=hint)
-            case asyncssh.ConfigParseError() | asyncssh.KeyImportError():
+            case asyncssh.ConfigParseError() | asyncssh.KeyImportError() | ValueError():
                 return UserError(f"{where}: ~/.ssh: {exc}", hint="mend your ssh configuration")
             case socket.gaierror():
                 return UnavailableError(f"{where}: no such address ({exc.strerror})", hint="correct hosts.address")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import agentrl
 from agentrl.errors import AgentRLError, UserError
 from agentrl.hosts import install, wheels
 from agentrl.hosts.install import Installed as Installed
 from agentrl.hosts.inventory import LOCAL, open_host
-from agentrl.hosts.ssh import SshHost
 from agentrl.hosts.survey import survey
 from agentrl.ports import Progress
 from agentrl.recipe.schema import HostSpec, Recipe
 from agentrl.records import Record
 from agentrl.wiring.preflight import ask_of
+
+if TYPE_CHECKING:
+    from agentrl.hosts.ssh import SshHost
 
 _CACHE = "~/.cache/agentrl/wheels"
 
@@ -83,9 +86,8 @@ async def _install(
             hint="leave the key out, or install agentrl there yourself: `pip install agentrl`",
         )
     progress(spec.name, "connecting")
-    host = await open_host(spec)
+    host = await _open(spec)
     try:
-        assert isinstance(host, SshHost)
         extras, base = extras_of(recipe, spec), host.base_python
         target = await install.target(host, base)
         progress(spec.name, "wheels")
@@ -106,14 +108,13 @@ def _gather(given: Path | None, there: bool, extras: Sequence[str], target: whee
 
 async def _state(recipe: Recipe, spec: HostSpec) -> HostState:
     try:
-        host = await open_host(spec)
+        host = await _open(spec)
         try:
             facts, _ = await survey(host, ask_of(recipe, spec, host))
         finally:
             await host.aclose()
     except AgentRLError as exc:
         return HostState(name=spec.name, fault=str(exc), hint=exc.hint, exit_code=exc.exit_code)
-    assert isinstance(host, SshHost)
     return HostState(
         name=spec.name,
         target=host.ssh_target,
@@ -125,6 +126,14 @@ async def _state(recipe: Recipe, spec: HostSpec) -> HostState:
         started=tuple(f"{each.run} ({each.role})" for each in facts.started),
         free=facts.disk.free,
     )
+
+
+async def _open(spec: HostSpec) -> SshHost:
+    host = await open_host(spec)  # says what to do where asyncssh, an extra, is missing
+    from agentrl.hosts.ssh import SshHost
+
+    assert isinstance(host, SshHost), "_listed leaves out this machine"
+    return host
 
 
 def _listed(recipe: Recipe) -> Sequence[HostSpec]:

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from agentrl.errors import DeadlineError, UnavailableError
+from agentrl.hosts.inventory import open_host
 from agentrl.hosts.local import LocalHost
-from agentrl.hosts.ssh import SshHost
 from agentrl.ports import Host
+from agentrl.recipe.schema import HostSpec
 
 _READY_S = 20.0
 
@@ -28,10 +29,9 @@ async def serving_here(program: Path) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def serving_there(name: str, program: Path) -> AsyncIterator[str]:
     """The same on a machine that ssh calls `name`; the address here that reaches it. Nothing is left there."""
-    host = SshHost(name)
+    host = await open_host(HostSpec(name=name))
     try:
-        await host.open()
-        async with _serving(host, host.base_python, program) as address:
+        async with _serving(host, "python3", program) as address:
             yield address
     finally:
         await host.aclose()
@@ -46,17 +46,16 @@ async def _serving(host: Host, python: str, program: Path) -> AsyncIterator[str]
     process = await host.start(argv, log=f"{folder}/log", label="bench")
     try:
         address = await host.reach(f"127.0.0.1:{port}")
-        await _ready(host, address, port)
+        await _ready(host, python, address, port)
         yield address
     finally:
         await process.stop()
         await host.run(["rm", "-rf", "--", folder], timeout_s=_READY_S)
 
 
-async def _ready(host: Host, address: str, port: int) -> None:
+async def _ready(host: Host, python: str, address: str, port: int) -> None:
     """Asked on that machine, since a forward always listens."""
     probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5).close()"
-    python = sys.executable if host.local else "python3"
     for _ in range(100):
         with contextlib.suppress(DeadlineError):
             if (await host.run([python, "-I", "-S", "-c", probe], timeout_s=_READY_S))[0] == 0:

@@ -140,6 +140,13 @@ def test_a_name_that_nobody_knows(network: Network) -> None:
     assert "no-such-host.invalid" in str(refused("h9", address="no-such-host.invalid"))
 
 
+def test_a_damaged_configuration(network: Network, h1: Machine) -> None:
+    network.configure("Host *\n  Port twenty-two")
+    error = refused("h1")
+    assert isinstance(error, UserError)
+    assert "~/.ssh" in str(error)
+
+
 def test_an_sshd_that_forbids_forwarding(h1: Machine) -> None:
     with (h1.folder / "sshd_config").open("a") as config:
         config.write("AllowStreamLocalForwarding no\nAllowTcpForwarding no\n")
@@ -283,10 +290,26 @@ def test_stop_while_out_of_reach_leaves_it_to_the_lease(h1: Machine) -> None:
         await said(host, log, "ready")
         h1.cut()
         await host.wait_link(up=False)
+        waiting = asyncio.create_task(process.wait())
         await process.stop()
+        with pytest.raises(UnavailableError, match="left to its lease"):
+            await waiting
         h1.mend()
 
     on("h1", body, lease_s=2.0)
+
+
+def test_an_order_to_stop_that_was_lost_on_the_way_is_given_again(h1: Machine) -> None:
+    async def body(host: SshHost) -> None:
+        process = await host.start(["sleep", "600"], log=f"{host.home}/log", env={"MARK": "h1"}, label="x")
+        h1.cut()
+        stopping = asyncio.create_task(process.stop())  # nobody knows yet that the link is cut
+        await host.wait_link(up=False)
+        h1.mend()
+        await stopping
+        assert await process.wait() == 128 + signal.SIGTERM
+
+    on("h1", body)
 
 
 def test_what_has_no_lease_says_that_it_goes_on(h1: Machine) -> None:
