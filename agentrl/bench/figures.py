@@ -142,25 +142,28 @@ def _ages(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
 
 
 def _speed(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
-    points = sheet.data["points"]
-    figure, [axes] = _axes(7.2, 3.0)
-    sizes = [point["in_flight"] for point in points]
-    lines = {
-        "us_per_turn": ("one turn of the simulated world", THEIRS),
-        "us_per_event": ("one event in the core", OURS),
-    }
-    for key, (label, colour) in lines.items():
-        axes.plot(sizes, [point[key] for point in points], "o-", color=colour, label=label)
-        for point in points:
-            where = (point["in_flight"], point[key])
-            axes.annotate(f"{point[key]:.0f}", where, xytext=(0, 7), textcoords="offset points", ha="center")
-    axes.set_xscale("log")
-    axes.set_ylim(0, 1.3 * max(point["us_per_turn"] for point in points))
-    axes.margins(x=0.08)
-    axes.set_xlabel("trajectories in flight")
-    axes.set_ylabel("CPU µs")
-    axes.set_title("What work costs as more trajectories are in flight (measured)")
-    axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.5))
+    figure = Figure(figsize=(7.2, 3.0))
+    left, right = figure.subplots(1, 2, sharey=True)
+    points, hosts = sheet.data["points"], sheet.data["hosts"]
+    lines = {"us_per_turn": ("a turn of the world", THEIRS), "us_per_event": ("an event in the core", OURS)}
+    for axes, along, key_x in ((left, points, "in_flight"), (right, hosts, "hosts")):
+        xs = [point[key_x] for point in along]
+        for key, (label, colour) in lines.items():
+            axes.plot(xs, [point[key] for point in along], "o-", color=colour, label=label)
+            for x, point in zip(xs, along, strict=True):
+                axes.annotate(
+                    f"{point[key]:.0f}", (x, point[key]), xytext=(0, 7), textcoords="offset points", ha="center"
+                )
+        axes.set_xscale("log")
+        axes.set_xticks(xs, [f"{x:,}" for x in xs])
+        axes.minorticks_off()
+        axes.margins(x=0.12)
+    left.set_ylim(0, 1.3 * max(point["us_per_turn"] for point in (*points, *hosts)))
+    left.set_xlabel(f"trajectories in flight, {points[0]['hosts']} hosts")
+    right.set_xlabel(f"hosts, {hosts[0]['in_flight']:,} trajectories in flight")
+    left.set_ylabel("CPU µs")
+    left.set_title("What work costs the simulator (measured)")
+    left.legend(loc="lower left", bbox_to_anchor=(0.0, 0.18))
     yield "speed", figure
 
 

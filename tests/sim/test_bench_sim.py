@@ -184,7 +184,7 @@ def test_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(peers, "DEPTHS", (2,))
     recipe = small(*BRIEF)
     sheets = [main.run(recipe, arm, 1) for arm in ("ladder", "publication", "peers")]
-    sheets.append(speed.run(recipe, 1, sizes=(16, 32)))
+    sheets.append(speed.run(recipe, 1, sizes=(16, 32), hosts=(1, 2), crowd=16))
     made = [path for sheet in sheets for path in draw(sheet, tmp_path)]
     assert {path.stem.removeprefix(f"{recipe.name}-") for path in made} == {"ladder", "batch", "ages", "peers", "speed"}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in made)
@@ -192,9 +192,10 @@ def test_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_simulated_speed_is_measured_and_says_so() -> None:
-    sheet = speed.run(small(*BRIEF), 1, sizes=(16,))
+    sheet = speed.run(small(*BRIEF), 1, sizes=(16,), hosts=(1, 2), crowd=16)
     assert sheet.mode == "measured"
-    assert sheet.data["points"][0]["turns"] > 0
+    assert [point["hosts"] for point in sheet.data["hosts"]] == [1, 2]
+    assert all(point["turns"] > 0 for point in (*sheet.data["points"], *sheet.data["hosts"]))
 
 
 def test_a_claim_is_fitted_near_or_missed() -> None:

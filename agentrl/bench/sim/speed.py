@@ -1,4 +1,5 @@
-"""How fast the simulator is, and what an event costs as more trajectories are in flight. Measured, on this machine."""
+"""How fast the simulator is, and what an event costs as trajectories in flight or hosts grow in number. Measured, on
+this machine."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from agentrl.scheduler.policy import Policy
 from agentrl.wiring.fleet import Options
 
 SIZES = (1_000, 10_000, 100_000)
+HOSTS = (4, 16, 64)  # of 8 ranks each
+CROWD = 10_000  # in flight on them
 SHORT = 0.2  # of the preset's turns: what grows is the number of trajectories, not the patience of the reader
 _FREE = 1e9
 
@@ -37,8 +40,8 @@ class Timed(Core):
         return commands
 
 
-def recipe_of(recipe: SimRecipe, in_flight: int) -> SimRecipe:
-    """The recipe's fleet with `in_flight` short trajectories on it, two batches of an eighth of them each."""
+def recipe_of(recipe: SimRecipe, in_flight: int, hosts: int) -> SimRecipe:
+    """`hosts` of the recipe's with `in_flight` short trajectories on them, two batches of an eighth of them each."""
     replace, policy = msgspec.structs.replace, recipe.policy
     window = max(8, in_flight // policy.siblings)
     return replace(
@@ -52,12 +55,12 @@ def recipe_of(recipe: SimRecipe, in_flight: int) -> SimRecipe:
             attempt_timeout_s=_FREE,
             stall_s=_FREE,
         ),
-        fleet=replace(recipe.fleet, sandboxes_per_host=in_flight),
+        fleet=replace(recipe.fleet, hosts=hosts, sandboxes_per_host=in_flight),
         workload=replace(recipe.workload, overrides=replace(recipe.workload.overrides, turns=SHORT)),
     )
 
 
-def measure(recipe: SimRecipe, in_flight: int, seed: int) -> dict[str, Any]:
+def measure(recipe: SimRecipe, in_flight: int, hosts: int, seed: int) -> dict[str, Any]:
     recorder, cores = Recorder(), list[Timed]()
 
     def make(policy: Policy) -> Core:
@@ -65,12 +68,13 @@ def measure(recipe: SimRecipe, in_flight: int, seed: int) -> dict[str, Any]:
         return cores[-1]
 
     wall, cpu = time.perf_counter(), time.process_time()
-    simulate(recipe_of(recipe, in_flight), seed, Options(), recorder, watch=recorder.watch, make_core=make)
+    simulate(recipe_of(recipe, in_flight, hosts), seed, Options(), recorder, watch=recorder.watch, make_core=make)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     [core] = cores
     virtual = recorder.cuts[-1]["at_s"]
     return {
         "in_flight": in_flight,
+        "hosts": hosts,
         "virtual_s": virtual,
         "wall_s": wall,
         "cpu_s": cpu,
@@ -83,12 +87,37 @@ def measure(recipe: SimRecipe, in_flight: int, seed: int) -> dict[str, Any]:
     }
 
 
-def run(recipe: SimRecipe, seeds: int, sizes: tuple[int, ...] = SIZES) -> Sheet:
-    """seeds: each size is measured so often and the fastest counts, for the machine may be busy."""
-    points = [min((measure(recipe, n, recipe.seed) for _ in range(seeds)), key=lambda p: p["cpu_s"]) for n in sizes]
+def run(
+    recipe: SimRecipe, seeds: int, sizes: tuple[int, ...] = SIZES, hosts: tuple[int, ...] = HOSTS, crowd: int = CROWD
+) -> Sheet:
+    """seeds: each point is measured so often and the fastest counts, for the machine may be busy."""
+
+    def best(in_flight: int, count: int) -> dict[str, Any]:
+        return min((measure(recipe, in_flight, count, recipe.seed) for _ in range(seeds)), key=lambda p: p["cpu_s"])
+
+    points = [best(n, recipe.fleet.hosts) for n in sizes]
+    wider = [best(crowd, n) for n in hosts]
+    return Sheet(
+        arm="speed",
+        recipe=recipe.name,
+        seeds=seeds,
+        mode="measured",
+        tables=(
+            _table("as trajectories grow in number (measured)", points),
+            _table("as hosts grow in number (measured)", wider),
+        ),
+        notes=(
+            f"conversations of {SHORT:.0%} of the preset's turns; core µs: CPU time inside the scheduler for one event",
+        ),
+        data={"points": points, "hosts": wider},
+    )
+
+
+def _table(title: str, points: list[dict[str, Any]]) -> Table:
     rows = tuple(
         (
             f"{p['in_flight']:,}",
+            f"{p['hosts']}",
             f"{p['virtual_over_wall']:.0f}",
             f"{p['events']:,}",
             f"{p['events_per_s']:,.0f}",
@@ -99,16 +128,8 @@ def run(recipe: SimRecipe, seeds: int, sizes: tuple[int, ...] = SIZES) -> Sheet:
         )
         for p in points
     )
-    columns = ("in flight", ">virtual / wall", ">events", ">events/s", ">core µs an event", ">turns", ">CPU µs a turn")
-    return Sheet(
-        arm="speed",
-        recipe=recipe.name,
-        seeds=seeds,
-        mode="measured",
-        tables=(Table(title="speed of the simulator (measured)", columns=(*columns, ">CPU s"), rows=rows),),
-        notes=(
-            f"one fleet of {recipe.fleet.hosts} hosts for all sizes; conversations of {SHORT:.0%} of the preset's"
-            " turns; core µs: CPU time inside the scheduler for one event",
-        ),
-        data={"points": points},
+    columns = (
+        *("in flight", ">hosts", ">virtual / wall", ">events", ">events/s", ">core µs an event", ">turns"),
+        *(">CPU µs a turn", ">CPU s"),
     )
+    return Table(title=title, columns=columns, rows=rows)
