@@ -71,7 +71,7 @@ class SshHost:
         self._link = Link(name, address or name, user, port, silence_s=silence_s, connect_s=connect_s)
         self._bare_python = ""
         self._reached: dict[str, tuple[str, Forward]] = {}
-        self._reaching = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._sessions = asyncio.Semaphore(_SESSIONS)
         self._sockets = ""
         self._processes: set[SshProcess] = set()
@@ -205,7 +205,7 @@ class SshHost:
                 await self.run(["rm", "-rf", "--", fresh, f"{fresh}.old"], timeout_s=_FILE_S)
 
     async def reach(self, address: str) -> str:
-        async with self._reaching:
+        async with self._opening:
             if address not in self._reached:
                 forward = Forward(self.name, address, self._link.current)
                 here = await forward.listen(self._socket() if address.startswith("unix:") else None)
@@ -299,10 +299,12 @@ class SshHost:
             raise UserError(f"{where}: {exc.reason}", hint="it must be writable there, with room left") from exc
         except (asyncssh.Error, ConnectionError) as exc:
             raise UnavailableError(f"{where}: {exc}") from exc
+        except OSError as exc:  # of the file on this side
+            raise UserError(f"{where}: {exc}", hint="mend what it names") from exc
 
     async def _sftp_client(self) -> asyncssh.SFTPClient:
         connection = await self._link.connection()
-        async with self._reaching:
+        async with self._opening:
             if self._sftp is None or self._sftp[0] is not connection:
                 self._sftp = connection, await connection.start_sftp_client()
             return self._sftp[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -158,6 +159,17 @@ def test_an_sshd_that_forbids_forwarding(h1: Machine) -> None:
             await host.start(["sleep", "600"], log=f"{host.home}/log", env={"MARK": "h1"})
         with pytest.raises(ConnectionError):
             await ask(await host.reach("127.0.0.1:22"), b"x")
+
+    on("h1", body)
+
+
+def test_a_file_here_that_cannot_be_read(h1: Machine, tmp_path: Path) -> None:
+    (tmp_path / "pipe").symlink_to(tmp_path / "nowhere")
+
+    async def body(host: SshHost) -> None:
+        with pytest.raises(UserError, match="host h1: /home/h1/copy"):
+            await host.send(str(tmp_path), "/home/h1/copy", deadline_s=20)
+        assert not (h1.home / "copy").exists()
 
     on("h1", body)
 
@@ -413,3 +425,13 @@ def test_nothing_is_left_here(h1: Machine, tmp_path: Path, monkeypatch: pytest.M
 
     on("h1", body)
     assert not os.listdir(tmp_path)  # noqa: PTH208
+
+
+def test_the_bench_measures_both_ways_and_leaves_nothing(h1: Machine) -> None:
+    command = [sys.executable, "-m", "agentrl.cli.main", "bench", "ssh", "h1", "--rate", "50", "--seconds", "1"]
+    done = subprocess.run([*command, "--json", "-"], check=True, capture_output=True, timeout=100)
+    figures = json.loads(done.stdout)
+    for way in ("direct", "tunnel"):
+        assert 0 < figures[way]["latency_ms"]["p50"] <= figures[way]["latency_ms"]["p99"]
+        assert figures[way]["cpu_ms"] > 0
+    assert not (h1.home / ".agentrl" / "bench").exists()
