@@ -30,6 +30,7 @@ from tests.live.chaos import Report, account, turns_of
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "three-hosts.toml"
+STARTED: list[Run] = []
 SMALL = ["batch.groups=2", "batch.siblings=2", "window.groups=4", "window.attempts=8", "engines.slots=8"]
 
 
@@ -39,6 +40,10 @@ def network() -> Iterator[Network]:
         for name in ("h1", "h2", "h3"):
             network.add(name)
         yield network
+        for run in STARTED:
+            run.process.kill()  # of a test that failed
+            run.process.wait()
+        STARTED.clear()
 
 
 def command(network: Network, *argv: str, overrides: Sequence[str] = ()) -> list[str]:
@@ -66,6 +71,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         argv = command(network, "run", str(RECIPE), "--run-dir", str(folder), "--quiet", overrides=overrides)
         self._said = folder / "said"
+        STARTED.append(self)
         with self._said.open("ab") as said:
             self.process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, **network.env}
@@ -89,7 +95,10 @@ class Run:
             await asyncio.sleep(0.05)
         url, token = ((self.folder / name).read_text().strip() for name in ("url", "token"))
         async with FaceClient(LiveRun(folder=str(self.folder), url=url, token=token)) as face:
-            yield (said["event"] async for said in face.events() if said)
+            try:
+                yield (said["event"] async for said in face.events() if said)
+            except AssertionError as exc:
+                raise AssertionError(f"{exc}\n{self.said}") from exc
 
     @property
     def label(self) -> str:
