@@ -68,6 +68,10 @@ class EngineLost(InfraError):
     pass
 
 
+class EngineTorn(EngineLost):
+    """Its weights are partly of one version and partly of another: it must be started anew."""
+
+
 class SandboxLost(InfraError):
     pass
 

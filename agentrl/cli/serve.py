@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from agentrl.cli.common import UNAVAILABLE, Json, Quiet, RecipeFile, Set, console, emit, table
+from agentrl.cli.progress import progress
 from agentrl.recipe.load import load
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def up(recipe: RecipeFile, dry_run: DryRun = False, set_: Set = None, json: Json
         return
     if not quiet:
         console.print(f"[dim]starting {loaded.engines.count} engines; log[/] {services.log}")
-    serving = services.up(loaded, timeout_s=loaded.engines.start_timeout_s)
+    with progress(quiet=quiet or json) as told:
+        serving = services.up(loaded, timeout_s=loaded.engines.start_timeout_s, progress=told)
     emit(serving, lambda out: _draw_up(out, serving, str(recipe)), json=json, quiet=quiet)
 
 

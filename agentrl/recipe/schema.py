@@ -199,6 +199,12 @@ class Publish(Section):
     finish_timeout_s: Seconds = 120.0  # finish: then what is left goes on under the new weights, counted as a fallback
     max_unavailable: Positive = 1  # engines that may be swapping at once under `rolling`
     keep_versions: Positive = 3  # the newest, on disk
+    # how engines get new weights; started anew they read them from the disk in both cases:
+    # disk         they read the version's folder, which is brought to their host before
+    # distributed  a process of the run broadcasts it to their GPUs, within the pause
+    transfer: Literal["disk", "distributed"] = "disk"
+    backend: Literal["nccl", "gloo"] = "nccl"  # distributed: gloo for engines on CPUs
+    address: str = "127.0.0.1"  # distributed: of this machine, as the engines' hosts reach it; on a network of your own
 
 
 class Telemetry(Section):

@@ -10,12 +10,14 @@ import secrets
 from dataclasses import dataclass
 
 from agentrl.errors import AgentRLError, DeadlineError, EngineLost, UnavailableError, UserError
-from agentrl.ports import Host, Process
+from agentrl.ports import Host, Process, Progress
 from agentrl.recipe.schema import Engines
 from agentrl.records import EngineInfo, Version
+from agentrl.serve.broadcast import Broadcast, Sender
 from agentrl.serve.command import LOOPBACK, Command, sglang_config
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.serve.staging import Folders, Here
+from agentrl.serve.startup import follow, require_sglang, silent
 
 PORT_ATTEMPTS = 3  # a free port may be taken between its choice and its use
 
@@ -33,13 +35,15 @@ async def start_engine(
     label: str = "",
     first_gpu: int = 0,
     folders: Folders | None = None,
+    sender: Sender | None = None,
+    progress: Progress = silent,
 ) -> tuple[SGLangEngine, EngineInfo, Process]:
     """Start engine `name` with the weights of `version` and wait until it has proved that it serves them.
 
     All paths are the host's. Its log is `run_dir/logs/NAME.log`. label: by which the host knows its process, unique
-    there; a leftover is ended first. first_gpu: the lowest of its GPUs there. folders: how its later weights get there.
-    UnavailableError with the log's tail where it ends, or is not ready within `engines.start_timeout_s`; then nothing
-    of it is left. The caller closes the client and stops the process.
+    there; a leftover is ended first. first_gpu: the lowest of its GPUs there. folders: how its later weights get there;
+    sender: they are broadcast by it instead. UnavailableError with the log's tail where it ends, or is not ready within
+    `engines.start_timeout_s`; then nothing of it is left. The caller closes the client and stops the process.
     """
     launch = _Launch(
         engines=engines,
@@ -55,7 +59,11 @@ async def start_engine(
         first_gpu=first_gpu,
         label=label or name,
         folders=folders or Here(),
+        sender=sender,
+        progress=progress,
     )
+    if engines.kind == "sglang":
+        await require_sglang(host, launch.interpreter)
     for attempt in range(PORT_ATTEMPTS):
         try:
             return await _start(host, launch, _fixed_port(engines, name) or await host.free_port())
@@ -73,6 +81,8 @@ class _Launch(Command):
     token: str
     label: str
     folders: Folders
+    sender: Sender | None
+    progress: Progress
 
 
 async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, EngineInfo, Process]:
@@ -80,9 +90,9 @@ async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, 
         await host.write(launch.config_file, sglang_config(launch.token))
     process = await host.start(launch.argv(port), log=launch.log, env=launch.env, label=launch.label)
     url = f"http://{await host.reach(f'{LOOPBACK}:{port}')}"
-    engine = _client(launch.name, url, launch.token, launch.engines, folders=launch.folders)
+    engine = _client(launch.name, url, launch.token, launch.engines, folders=launch.folders, sender=launch.sender)
     try:
-        return engine, await _prove(engine, process, launch), process
+        return engine, await _prove(host, engine, process, launch), process
     except BaseException as exc:
         await engine.aclose()
         await process.stop()
@@ -94,10 +104,17 @@ async def _start(host: Host, launch: _Launch, port: int) -> tuple[SGLangEngine, 
 
 
 async def attach_engine(
-    name: str, url: str, token: str, engines: Engines, *, namespace: str = "", folders: Folders | None = None
+    name: str,
+    url: str,
+    token: str,
+    engines: Engines,
+    *,
+    namespace: str = "",
+    folders: Folders | None = None,
+    sender: Sender | None = None,
 ) -> tuple[SGLangEngine, EngineInfo]:
     """An engine that somebody else started and stops. UnavailableError where it does not serve."""
-    engine = _client(name, url, token, engines, namespace, folders)
+    engine = _client(name, url, token, engines, namespace, folders, sender)
     try:
         return engine, await engine.info(deadline_s=engines.admin_timeout_s)
     except BaseException as exc:
@@ -108,7 +125,13 @@ async def attach_engine(
 
 
 def _client(
-    name: str, url: str, token: str, engines: Engines, namespace: str = "", folders: Folders | None = None
+    name: str,
+    url: str,
+    token: str,
+    engines: Engines,
+    namespace: str = "",
+    folders: Folders | None = None,
+    sender: Sender | None = None,
 ) -> SGLangEngine:
     return SGLangEngine(
         name,
@@ -118,13 +141,16 @@ def _client(
         admin_timeout_s=engines.admin_timeout_s,
         namespace=namespace,
         folders=folders,
+        broadcast=None if sender is None else Broadcast(sender),
     )
 
 
-async def _prove(engine: SGLangEngine, process: Process, launch: _Launch) -> EngineInfo:
+async def _prove(host: Host, engine: SGLangEngine, process: Process, launch: _Launch) -> EngineInfo:
     """Wait for readiness or the process's end, whichever comes first; then ask who answers."""
     ended = asyncio.ensure_future(process.wait())
     serving = asyncio.ensure_future(_until_ready(engine))
+    who = f"{launch.name} on {host.name}"
+    watching = asyncio.ensure_future(follow(host, launch.log, who, launch.progress))
     try:
         limit_s = launch.engines.start_timeout_s
         await asyncio.wait({ended, serving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -133,15 +159,16 @@ async def _prove(engine: SGLangEngine, process: Process, launch: _Launch) -> Eng
         if not serving.done():
             raise DeadlineError(f"not ready within {limit_s:g} s")
     finally:
-        for task in (ended, serving):
+        for task in (ended, serving, watching):
             task.cancel()
-        await asyncio.gather(ended, serving, return_exceptions=True)
+        await asyncio.gather(ended, serving, watching, return_exceptions=True)
     server = await engine.server_info(deadline_s=10)
     if server.served_model_name != launch.served_name:
         raise UnavailableError(f"{engine.url} is answered by another server ({server.served_model_name!r})")
     info = await engine.info(deadline_s=10)
     if info.version != launch.version:
         raise UnavailableError(f"it holds version {info.version}, not {launch.version}")
+    launch.progress(who, f"serves version {info.version}", 1.0)
     return info
 
 

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from agentrl.errors import AgentRLError, DataError, DeadlineError, EngineLost
+from agentrl.errors import AgentRLError, DataError, DeadlineError, EngineLost, EngineTorn
 from agentrl.records import EngineInfo, LoadReport, RankLoad, Reply, Sampling, Version
 from agentrl.serve import staging, wire
+from agentrl.serve.broadcast import Broadcast
 
 T = TypeVar("T")
 
@@ -31,7 +32,8 @@ class SGLangEngine:
     request_timeout_s and admin_timeout_s cap what a caller's own deadline allows for a generation and for each step of
     a pause, load or continue. namespace: of cached histories, for an engine that serves more than one run in its life:
     version 3 of one is not version 3 of another. checksums: ask for the weights' checksum after each swap; on a large
-    model that is work for its GPUs. folders: how weights get to its machine; default: it is this one.
+    model that is work for its GPUs. folders: how weights get to its machine; default: it is this one. broadcast: new
+    weights go to its GPUs directly instead; closed with the client.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class SGLangEngine:
         namespace: str = "",
         checksums: bool = True,
         folders: staging.Folders | None = None,
+        broadcast: Broadcast | None = None,
     ) -> None:
         self._name = name
         self._url = url.rstrip("/")
@@ -53,6 +56,8 @@ class SGLangEngine:
         self._admin_timeout_s = admin_timeout_s
         self._checksums = checksums
         self._folders = folders or staging.Here()
+        self._broadcast = broadcast
+        self._split = 1
         self._namespace = namespace
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -86,7 +91,7 @@ class SGLangEngine:
         model = await self._get("/model_info", wire.ModelInfo, end - time.monotonic())
         found = self._sane(lambda: wire.info(server, model))
         self._embedded, self._in_flight = server.embedded, server.in_flight
-        self._holds = model.model_path
+        self._holds, self._split = model.model_path, server.tp_size
         self._vocab = server.vocab_size or await self._folders.vocabulary(self._holds)
         if self._version == known:  # else a swap ended meanwhile and knows better
             self._version = found.version
@@ -206,6 +211,11 @@ class SGLangEngine:
 
     async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
         started = time.monotonic()
+        if self._broadcast is not None:
+            await asyncio.to_thread(staging.verify, path, version)
+            await asyncio.to_thread(staging.fits, path, self._holds, complete=False)
+            await self._broadcast.join(self._post, self._split, deadline_s=min(deadline_s, self._admin_timeout_s))
+            return time.monotonic() - started
         try:
             async with asyncio.timeout(deadline_s):
                 there = await self._folders.bring(path, version)
@@ -255,8 +265,9 @@ class SGLangEngine:
         calls held back nothing is left to pause.
         """
         self._settled.clear()
+        torn = False
         try:
-            there = await self._look_at(path, version, end - time.monotonic())
+            there = path if self._broadcast else await self._look_at(path, version, end - time.monotonic())
             began = time.monotonic()
             if regenerate:
                 with contextlib.suppress(TimeoutError):
@@ -264,16 +275,32 @@ class SGLangEngine:
                         await self._quiet.wait()
                 began = time.monotonic()
             await self._pause("abort" if regenerate else "in_place", end - began)
-            body = {"model_path": there, "flush_cache": False, "weight_version": str(version)}
-            await self._load("/update_weights_from_disk", body, end - time.monotonic())
+            await self._take(there, version, end)
             self._version = version
+        except EngineTorn:
+            torn = True  # nothing shall be sampled from it
+            raise
         finally:
             # its own time: a load that took all of the deadline is no reason to stay paused
             try:
-                await self.resume(deadline_s=self._admin_timeout_s)
+                if not torn:
+                    await self.resume(deadline_s=self._admin_timeout_s)
             finally:
                 self._settled.set()
         return time.monotonic() - began
+
+    async def _take(self, there: str, version: Version, end: float) -> None:
+        if self._broadcast is None:
+            body = {"model_path": there, "flush_cache": False, "weight_version": str(version)}
+            await self._load("/update_weights_from_disk", body, end - time.monotonic())
+            return
+        await self._broadcast.join(
+            self._post, self._split, deadline_s=min(end - time.monotonic(), self._admin_timeout_s)
+        )
+        await self._broadcast.update(self._post, there, version, deadline_s=end - time.monotonic())
+
+    async def _post(self, path: str, body: dict[str, Any], deadline_s: float) -> None:
+        await self._ok("POST", path, body, deadline_s)
 
     async def _load(self, path: str, body: dict[str, Any], deadline_s: float) -> None:
         """A 400 here means that the folder was refused and the old weights serve on."""
@@ -288,6 +315,8 @@ class SGLangEngine:
 
     async def aclose(self) -> None:
         self._closed = True  # first: closing takes a moment, in which others may still call
+        if self._broadcast is not None:
+            await self._broadcast.aclose()
         if self._session is not None:
             await self._session.close()
 

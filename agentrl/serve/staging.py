@@ -144,9 +144,49 @@ class _Index(msgspec.Struct):
 class _Tensor(msgspec.Struct):
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
+    dtype: str = ""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """dtype: torch's name of it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+_TORCH = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+}
+
+
+def tensors(folder: Path) -> list[Tensor]:
+    """Of all safetensors in `folder`, file by file. DataError as of `layout`, or for an unknown type. Blocks."""
+    layout(folder)
+    found = []
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, held in _entries(file).items():
+            if held.dtype not in _TORCH:
+                raise DataError(f"{file}: {name} is of type {held.dtype}", hint="publish.transfer = disk takes it")
+            size = held.data_offsets[1] - held.data_offsets[0]
+            found.append(Tensor(name=name, dtype=_TORCH[held.dtype], shape=held.shape, bytes=size))
+    return found
 
 
 def _header(file: Path) -> Layout:
+    return {name: tensor.shape for name, tensor in _entries(file).items()}
+
+
+def _entries(file: Path) -> dict[str, _Tensor]:
     """A safetensors file starts with the length of its header (8 bytes, little endian) and the header, in JSON."""
     try:
         with file.open("rb") as opened:
@@ -154,12 +194,12 @@ def _header(file: Path) -> Layout:
             size = os.fstat(opened.fileno()).st_size - 8 - length
             entries = msgspec.json.decode(opened.read(length) if size >= 0 else b"", type=dict[str, msgspec.Raw])
         entries.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
+        found = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
     except (OSError, msgspec.MsgspecError) as exc:
         raise DataError(f"{file}: its header cannot be read ({exc})", hint="Publish this version again.") from exc
-    if size != max((tensor.data_offsets[1] for tensor in tensors.values()), default=0):
+    if size != max((tensor.data_offsets[1] for tensor in found.values()), default=0):
         raise DataError(f"{file}: its header and its size do not agree", hint="Publish this version again.")
-    return {name: tensor.shape for name, tensor in tensors.items()}
+    return found
 
 
 def _manifest(folder: Path, version: Version) -> dict[str, str]:

@@ -91,6 +91,7 @@ class ServerInfo(msgspec.Struct):
     internal_states: list[_State] = []
     disable_overlap_schedule: bool = False
     speculative_num_draft_tokens: int | None = None
+    tp_size: int = 1
 
     @property
     def embedded(self) -> bool:

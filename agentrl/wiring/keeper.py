@@ -23,6 +23,7 @@ import msgspec
 
 from agentrl.errors import AgentRLError
 from agentrl.hosts.inventory import Sites, clear, connected
+from agentrl.ports import Progress
 from agentrl.publish.store import DiskWeightStore
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
@@ -48,7 +49,7 @@ class Held:
 
 
 class Asker:
-    """Whoever ran `up` and waits at the other end of a pipe. Told once."""
+    """Whoever ran `up` and waits at the other end of a pipe: what goes on, then once how it ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -57,10 +58,19 @@ class Asker:
         """They may be gone by now: that is their affair."""
         if self._fd < 0:
             return
-        fd, self._fd = self._fd, -1
+        self._write(told)
+        os.close(self._fd)
+        self._fd = -1
+
+    def progress(self, who: str, what: str, share: float | None = None) -> None:
+        """A `ports.Progress`."""
+        log.info("%s: %s%s", who, what, f", {share:.0%}" if share is not None else "")
+        if self._fd >= 0:
+            self._write(Told(who=who, what=what, share=share))
+
+    def _write(self, told: Told) -> None:
         with contextlib.suppress(BrokenPipeError):
-            os.write(fd, msgspec.json.encode(told))
-        os.close(fd)
+            os.write(self._fd, msgspec.json.encode(told) + b"\n")
 
 
 async def keep(kind: str, recipe: Recipe, folder: Path, asker: Asker) -> int:
@@ -74,7 +84,7 @@ async def keep(kind: str, recipe: Recipe, folder: Path, asker: Asker) -> int:
         sites = await stack.enter_async_context(connected(recipe, folder, label, ROLES[kind]))
         stack.push_async_callback(clear, sites, folder / "logs")
         stack.push_async_callback(_stop, held)
-        await _unless_told(stop, _start(kind, recipe, folder, sites, label, held))
+        await _unless_told(stop, _start(kind, recipe, folder, sites, label, held, asker.progress))
         if stop.is_set():
             return 130
         serving = _serving(kind, recipe, folder, held)
@@ -106,7 +116,9 @@ async def _unless_told(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
         await asyncio.gather(*both, return_exceptions=True)
 
 
-async def _start(kind: str, recipe: Recipe, folder: Path, sites: Sites, label: str, held: list[Held]) -> None:
+async def _start(
+    kind: str, recipe: Recipe, folder: Path, sites: Sites, label: str, held: list[Held], progress: Progress
+) -> None:
     """All parts side by side. Those that came up are in `held` whatever happens."""
     token = (folder / "token").read_text().strip()
     store = await asyncio.to_thread(_adopt, recipe, folder) if kind == "serve" else None
@@ -129,6 +141,7 @@ async def _start(kind: str, recipe: Recipe, folder: Path, sites: Sites, label: s
                 folders.get(name),
                 version=lambda: Version(0),
                 path=store.path,
+                progress=progress,
             )
             group.create_task(_engine(engine, held), name=f"e{index}")
 

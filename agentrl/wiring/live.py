@@ -40,6 +40,7 @@ from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.tasks.verifier import HarborVerifier
 from agentrl.train.launch import start_trainer
+from agentrl.train.sender import SenderProcess, sender_of
 from agentrl.wiring.borrowed import BorrowedEngine, borrow_engine, daemons_attached, hosts_attached, token_of
 from agentrl.wiring.derive import identity, label_of, model_path, order_template, policy_of, task_source, token_file
 from agentrl.wiring.going import Going
@@ -156,6 +157,7 @@ async def build_live(
         starting = [role for role, what in attached.items() if not what]
         folders = await prepare(recipe, sites, token=token, store=weights, roles=starting)
         folders |= await folders_at(recipe, sites, set(ready.borrowed.values()), weights)
+        sender = await stack.enter_async_context(sender_of(recipe, folder))
         heard = Shown(shown, await asyncio.to_thread(trackers, recipe, folder))
         core = Core(policy_of(recipe))
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
@@ -173,7 +175,7 @@ async def build_live(
         desk.expect(core.version)
         if fixed_weights:
             await desk.aclose()  # a trainer that attaches is told that there is nothing to train
-        parts = _Parts(recipe, folder, ready, core, world, hosts, processes, sites, folders)
+        parts = _Parts(recipe, folder, ready, core, world, hosts, processes, sites, folders, sender)
         services.extend(parts.engines())
         services.extend(parts.sandboxes())
         embedded = recipe.train.embedded and not fixed_weights
@@ -248,6 +250,7 @@ class _Parts:
     processes: int
     sites: Sites
     folders: dict[str, HostFolders]
+    sender: SenderProcess | None
 
     def engines(self) -> list[Service]:
         section = self.recipe.engines
@@ -283,6 +286,7 @@ class _Parts:
             self.folders.get(host),
             version=lambda: self.core.serving,
             path=self.ready.store.path,
+            sender=self.sender,
         )
         return self._engine(name, starter.start, self.sites[host].link)
 

@@ -78,6 +78,10 @@ class OwnEngine:
             await self.process.stop()
 
 
+def _note(who: str, what: str, share: float | None = None) -> None:
+    log.info("%s: %s%s", who, what, f", {share:.0%}" if share is not None else "")
+
+
 @dataclass
 class EngineStarter:
     """Starts engine `name` with the version that is served now, again and again. path: a version's folder here."""
@@ -91,6 +95,7 @@ class EngineStarter:
     version: Callable[[], Version]
     path: Callable[[Version], str]
     sender: Sender | None = None
+    progress: ports.Progress = _note
     _last: OwnEngine | None = field(default=None, init=False)
 
     async def start(self) -> OwnEngine:
@@ -112,6 +117,7 @@ class EngineStarter:
             first_gpu=recipe.first_gpu(int(self.name[1:])) if recipe.engines.kind == "sglang" else 0,
             folders=self.folders,
             sender=self.sender,
+            progress=self.progress,
         )
         server = await engine.server_info(deadline_s=recipe.engines.admin_timeout_s)
         return OwnEngine(site, engine, info, process, server.served_model_name or "")

@@ -28,6 +28,7 @@ import psutil
 
 from agentrl.errors import AgentRLError, DeadlineError, UnavailableError, UserError
 from agentrl.hosts.local import tail
+from agentrl.ports import Progress
 from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Record
@@ -66,12 +67,16 @@ class Serving(Record):
 
 
 class Told(Record):
-    """What the keeper says once, on the pipe it was given: that all serves, or why not."""
+    """A line of what the keeper says on the pipe it was given. who: is at `what` now (`ports.Progress`); empty in the
+    last line: that all serves, or why not."""
 
     serving: Serving | None = None
     message: str = ""
     hint: str = ""
     exit_code: int = 0
+    who: str = ""
+    what: str = ""
+    share: float | None = None
 
 
 class Services:
@@ -94,7 +99,7 @@ class Services:
         except (OSError, msgspec.MsgspecError) as exc:
             raise UnavailableError(f"{self.state_file}: cannot be read ({exc})", hint="stop the service anew") from exc
 
-    def up(self, recipe: Recipe, *, timeout_s: float) -> Serving:
+    def up(self, recipe: Recipe, *, timeout_s: float, progress: Progress | None = None) -> Serving:
         """Starts a keeper and waits until everything serves. Otherwise nothing is left, and what the keeper said is
         raised. UserError where it runs already."""
         attached = recipe.engines.attach if self.kind == "serve" else recipe.sandbox.attach
@@ -115,7 +120,7 @@ class Services:
             self.recipe_file.write_text(show.dump(recipe))
             keeper, told = self._start(lock)
         try:
-            return self._wait(keeper, told, timeout_s + _READY_MARGIN_S)
+            return self._wait(keeper, told, timeout_s + _READY_MARGIN_S, progress)
         except BaseException:
             _end(keeper.pid)
             raise
@@ -186,36 +191,42 @@ class Services:
             os.close(write)
         return keeper, _Pipe(read)
 
-    def _wait(self, keeper: subprocess.Popen[bytes], told: _Pipe, timeout_s: float) -> Serving:
-        line = told.read(timeout_s)
-        if line is None:
-            raise DeadlineError(f"{self.kind} was not up within {timeout_s:g} s", hint=f"see {self.log}")
-        if not line:
-            code = keeper.wait()
-            raise UnavailableError(
-                f"the keeper of {self.kind} ended with code {code}; {self.log} ends:\n{tail(str(self.log))}",
-                hint="mend what the log names",
-            )
-        said = msgspec.json.decode(line, type=Told)
-        if said.serving is None:
-            kinds: dict[int, type[AgentRLError]] = {2: UserError, 3: UnavailableError}
-            raise kinds.get(said.exit_code, AgentRLError)(said.message, hint=said.hint)
-        return said.serving
+    def _wait(
+        self, keeper: subprocess.Popen[bytes], told: _Pipe, timeout_s: float, progress: Progress | None
+    ) -> Serving:
+        for line in told.lines(timeout_s):
+            if line is None:
+                raise DeadlineError(f"{self.kind} was not up within {timeout_s:g} s", hint=f"see {self.log}")
+            said = msgspec.json.decode(line, type=Told)
+            if said.who:
+                if progress is not None:
+                    progress(said.who, said.what, said.share)
+            elif said.serving is None:
+                kinds: dict[int, type[AgentRLError]] = {2: UserError, 3: UnavailableError}
+                raise kinds.get(said.exit_code, AgentRLError)(said.message, hint=said.hint)
+            else:
+                return said.serving
+        code = keeper.wait()
+        raise UnavailableError(
+            f"the keeper of {self.kind} ended with code {code}; {self.log} ends:\n{tail(str(self.log))}",
+            hint="mend what the log names",
+        )
 
 
 class _Pipe:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def read(self, timeout_s: float) -> bytes | None:
-        """All that was written until the other end closed; None where that took too long."""
+    def lines(self, timeout_s: float) -> Iterator[bytes | None]:
+        """Each as it comes, until the other end closes; None where that took too long."""
         text, ends = b"", time.monotonic() + timeout_s
         while select.select([self._fd], [], [], max(0.0, ends - time.monotonic()))[0]:
             piece = os.read(self._fd, 65_536)
             if not piece:
-                return text
-            text += piece
-        return None
+                return
+            *whole, text = (text + piece).split(b"\n")
+            yield from whole
+        yield None
 
     def close(self) -> None:
         os.close(self._fd)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrl.errors import RecipeError
 from agentrl.recipe.check import check
 from agentrl.recipe.load import load
-from agentrl.recipe.schema import Batch, Engines, Freshness, HostSpec, Model, Recipe, Rollout, Tasks, Window
+from agentrl.recipe.schema import Batch, Engines, Freshness, HostSpec, Model, Publish, Recipe, Rollout, Tasks, Window
 from agentrl.recipe.show import dump
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -148,6 +148,22 @@ def test_bytes_that_are_no_text(file: Path) -> None:
         ({"engines": Engines(kind="sglang", gpus=4, experts_over=3)}, "engines.experts_over"),
         ({"engines": Engines(attach=("http://a",))}, "engines.attach"),
         ({"engines": Engines(request_timeout_s=900.0)}, "sandbox.lease_s"),
+        ({"publish": Publish(transfer="distributed")}, "publish.transfer"),
+        (
+            {
+                "engines": Engines(kind="sglang", attach=("http://a", "http://b")),
+                "publish": Publish(transfer="distributed"),
+            },
+            "publish.transfer",
+        ),
+        (
+            {
+                "engines": Engines(kind="sglang"),
+                "hosts": (HostSpec(name="h"),),
+                "publish": Publish(transfer="distributed"),
+            },
+            "publish.address",
+        ),
         ({"tasks": Tasks(source="harbor")}, "tasks.path"),
         ({"hosts": (HostSpec(name="a b"),)}, "hosts"),
         ({"hosts": (HostSpec(name="h"), HostSpec(name="h"))}, "hosts.h"),

@@ -18,10 +18,9 @@ from tests.engines import (
     make_checkpoint,
     prompt_of,
     serve_sglang,
-    sglang_engines,
     until,
 )
-from tests.live.sglang.marks import needs_sglang
+from tests.live.sglang.marks import needs_sglang, two_ranks
 
 pytestmark = [*needs_sglang, pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a core for each rank")]
 
@@ -32,9 +31,7 @@ EXACT = 1e-4  # float32, hundreds of tokens; a mark that is off by one token is 
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("ranks")
     first, second = make_checkpoint(folder / "first", 1), make_checkpoint(folder / "second", 2)
-    cores = "|".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])
-    env = {**sglang_engines().env, "SGLANG_CPU_OMP_THREADS_BIND": cores}
-    with serve_sglang(folder, first, second, ranks=2, slots=4, env=env) as running:
+    with serve_sglang(folder, first, second, **two_ranks(slots=4)) as running:
         yield running
 
 
