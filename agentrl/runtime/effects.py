@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from agentrl import ports
-from agentrl.errors import AgentRLError, SandboxLost, UnavailableError, classify
+from agentrl.errors import AgentRLError, EngineTorn, SandboxLost, UnavailableError, classify
 from agentrl.records import AttemptId, Batch, Blame, LoadReport, StepReport, Task, TaskId, Trajectory, Turn, Version
 from agentrl.runtime.lag import LoopLag
 from agentrl.runtime.masking import masked
@@ -234,6 +234,8 @@ class Effects:
             after = await _sampled(others)
         except AgentRLError as exc:
             self._load_failed(order.engine, order.epoch, order.version, exc)
+            if isinstance(exc, EngineTorn) and world.engines.get(order.engine) is engine:
+                world.keepers[order.engine].restart(str(exc))
             return
         self.observer.swapped(order.engine, report, began, after - before)
         self.post(news.EngineLoaded(engine=order.engine, epoch=order.epoch, version=report.version))
