@@ -112,7 +112,7 @@ class Sandbox(Protocol):
         ...
 
     async def put(self, files: Mapping[str, File], *, request_id: str) -> None:
-        """Write absolute paths, parents made as needed. In the reset lane."""
+        """Write absolute paths, parents made as needed. In the verify lane: it is for grading."""
         ...
 
     async def get(self, path: str, *, limit: int = 65_536) -> bytes:
@@ -120,7 +120,7 @@ class Sandbox(Protocol):
         ...
 
     async def sweep(self) -> int:
-        """Kill every process of the sandbox but its init; how many there were. Before grading."""
+        """Kill every process of the sandbox but its init; how many there were. Before grading, in the verify lane."""
         ...
 
     async def close(self) -> None:

@@ -24,7 +24,8 @@ async def play(order: Order, ports: Ports) -> Trajectory:
     """Play one attempt to its end; the trajectory is durable when this returns.
 
     What the model does wrong is data in the trajectory. Raises TaskError where the task is broken and an InfraError
-    where the world is; DeadlineError after order.deadline_s. The sandbox is given back on every path.
+    where the world is; DeadlineError after order.deadline_s. The sandbox is given back on every path: by ports.later
+    once the trajectory is durable, for its group waits for nothing more.
     """
     if order.resume and (kept := await ports.journal.kept(order.attempt)):
         return kept
@@ -41,16 +42,22 @@ async def play(order: Order, ports: Ports) -> Trajectory:
 async def _play(order: Order, ports: Ports) -> Trajectory:
     past = await ports.journal.turns(order.attempt) if order.resume else []
     attempt = _Attempt(order, ports, past)
+    workspace = attempt.workspace
     try:
-        await attempt.workspace.open()
+        await workspace.open()
         while (stop := attempt.stop) is None:
             await attempt.turn()
-        verdict = await attempt.workspace.grade(ports.verifier)
-    finally:
-        await attempt.workspace.close()
-    _raise_ungraded(order, verdict)
-    trajectory = attempt.trajectory(stop, verdict)
-    await ports.journal.keep(trajectory)
+        verdict = await workspace.grade(ports.verifier)
+        _raise_ungraded(order, verdict)
+        trajectory = attempt.trajectory(stop, verdict)
+        await ports.journal.keep(trajectory)
+    except BaseException:
+        await workspace.close()
+        raise
+    if ports.later is None:
+        await workspace.close()
+    else:
+        ports.later(workspace.close())
     return trajectory
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,6 +63,9 @@ class Openings:
         return (group, place) in self._computed
 
 
+Later = Callable[[Coroutine[None, None, None]], object]
+
+
 def _unheard_version(version: Version) -> None: ...
 
 
@@ -75,6 +78,8 @@ class Ports:
 
     clock: seconds of the run. new_rid: 32 hex digits, never twice.
     began: called once, with the version of the first sampled token. turn_done: after each durable turn.
+    later: takes over what need not be waited for once the trajectory is durable, the sandbox's return; None: it is
+    waited for.
     """
 
     engines: Mapping[str, Engine]
@@ -87,4 +92,5 @@ class Ports:
     new_rid: Callable[[], str]
     began: Callable[[Version], None] = _unheard_version
     turn_done: Callable[[Turn], None] = _unheard_turn
+    later: Later | None = None
     openings: Openings = field(default_factory=Openings)

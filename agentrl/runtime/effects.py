@@ -77,6 +77,7 @@ class Effects:
     _attempts: dict[AttemptId, asyncio.Task[None]] = field(default_factory=dict)
     _cells: dict[AttemptId, Cell] = field(default_factory=dict)
     _tasks: dict[TaskId, Task] = field(default_factory=dict)
+    _after: set[asyncio.Task[None]] = field(default_factory=set)  # of those: what finished attempts left to do
 
     def remember(self, task: Task) -> None:
         """A task that a resumed run needs again."""
@@ -113,10 +114,10 @@ class Effects:
         return task
 
     async def stop(self, *, within_s: float) -> None:
-        """Cancel what still runs and wait for its end: attempts give their sandboxes back before they end, which needs
-        the services still there."""
+        task.add_done_callback(self._after.discard)
+        """Cancel what still runs and wait for its end: sandboxes are given back, which needs their hosts."""
         running = set(self._running)
-        for task in running:
+        for task in running - self._after:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=within_s)
@@ -152,6 +153,7 @@ class Effects:
         )
         try:
             facts = await self.world.player.play(order, self._tasks[order.task], cell, heard)
+            later=lambda left: self._after.add(self._spawn(self._finish(attempt, left), f"after {attempt}")),
         except Exception as exc:
             if isinstance(exc, SandboxLost | UnavailableError) and not await self._host_alive(order.host):
                 return  # the whole host is down: that news takes this attempt along, and it is not the attempt's fault
@@ -162,6 +164,13 @@ class Effects:
     def _turn_done(self, attempt: AttemptId, turn: Turn) -> None:
         self.observer.turn(attempt, turn)
         self.progressed()
+    async def _finish(self, attempt: AttemptId, left: Coroutine[None, None, None]) -> None:
+        """The attempt is over and cannot fail any more, whatever becomes of what it left."""
+        try:
+            await left
+        except Exception as exc:
+            log.warning("%s: its sandbox was not given back: %s", attempt, exc)
+
 
     def _failed(self, attempt: AttemptId, exc: Exception) -> None:
         blame = classify(exc)

@@ -15,17 +15,19 @@ from agentrl import ports
 from agentrl.errors import SandboxLost
 from agentrl.records import AttemptId, Task, Trajectory, TrajectoryFacts, Turn, Version
 from agentrl.rollout.attempt import play
-from agentrl.rollout.order import Openings, Order, Ports, Template
+from agentrl.rollout.order import Later, Openings, Order, Ports, Template
 from agentrl.scheduler import commands as orders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What a player tells while it plays: the first sampled token's version, and each durable turn."""
+    """What a player tells while it plays: the first sampled token's version, each durable turn, the durable whole.
+    later: takes over what is left to do then; None: the player does it before it returns."""
 
     began: Callable[[Version], None]
     turn: Callable[[Turn], None]
     ended: Callable[[Trajectory], None]
+    later: Later | None = None
 
 
 class Player(Protocol):
@@ -76,6 +78,7 @@ class LivePlayer:
                 new_rid=self.new_rid,
                 began=heard.began,
                 turn_done=heard.turn,
+                later=heard.later,
                 openings=self._openings,
             ),
         )

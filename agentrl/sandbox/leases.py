@@ -249,11 +249,12 @@ class Leases:
             _log.warning("sandbox %s could not be moved to the package lane's CPUs: %s", lease.id, error)
 
     async def _put(self, lease: Lease, files: dict[str, File]) -> None:
-        async with self._lanes.enter(Lane.RESET, timeout_s=self._queue_timeout_s):
+        """Files come and processes go at grading: behind openings or closings that queue, every verdict would wait."""
+        async with self._lanes.enter(Lane.VERIFY, timeout_s=self._queue_timeout_s):
             await lease.box.put(files)
 
     async def _sweep(self, lease: Lease) -> int:
-        async with self._lanes.enter(Lane.CLEANUP, timeout_s=self._queue_timeout_s):
+        async with self._lanes.enter(Lane.VERIFY, timeout_s=self._queue_timeout_s):
             return await lease.box.sweep()
 
     # --- ending ------------------------------------------------------------------------------------------------------

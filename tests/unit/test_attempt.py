@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -44,6 +45,24 @@ def test_a_solved_task() -> None:
     assert not ports.sandboxes.live
     assert asyncio.run(ports.journal.load([result.attempt])) == [result]
     assert asyncio.run(ports.journal.turns(result.attempt)) == []
+
+
+def test_a_group_does_not_wait_for_the_return_of_a_sandbox() -> None:
+    """Once the trajectory is durable, whoever takes what is left gets the return of the sandbox; a failure has no
+    later."""
+    left: list[Coroutine[None, None, None]] = []
+
+    async def scenario() -> None:
+        ports = fake_ports(call("add done"), answer(), later=left.append)
+        trajectory = await play(order(), ports)
+        assert len(ports.sandboxes.live) == 1
+        assert await ports.journal.load([trajectory.attempt]) == [trajectory]
+        await left.pop()
+        assert not ports.sandboxes.live
+
+    asyncio.run(scenario())
+    fails(InfraError, fake_ports(answer(), verifier=MemoryVerifier([Verdict(reward=None)]), later=left.append))
+    assert not left
 
 
 def test_tokens_in_are_tokens_out() -> None:
