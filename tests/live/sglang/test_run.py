@@ -23,11 +23,14 @@ STEPS = 2
 SMALL = ("batch.groups=2", "batch.siblings=4", "window.groups=3", "engines.slots=8")
 
 
-def test_two_steps_with_publication_to_real_sglang(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "recipe", [SGLANG_RECIPE, SGLANG_RECIPE.with_name("local-sglang-ranks.toml")], ids=["disk", "broadcast"]
+)
+def test_two_steps_with_publication_to_real_sglang(recipe: Path, tmp_path: Path) -> None:
     require("namespace")
     run, began = tmp_path / "run", time.time()
     settings = [f"engines.python={os.environ[SGLANG_PYTHON]}", *SMALL]
-    command = [sys.executable, "-m", "agentrl.cli.main", "run", str(SGLANG_RECIPE), "--steps", str(STEPS)]
+    command = [sys.executable, "-m", "agentrl.cli.main", "run", str(recipe), "--steps", str(STEPS)]
     command += ["--run-dir", str(run), "--json", *(part for setting in settings for part in ("--set", setting))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
