@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from agentrl import ports
 from agentrl.errors import AgentRLError, EngineTorn, SandboxLost, UnavailableError, classify
 from agentrl.records import AttemptId, Batch, Blame, LoadReport, StepReport, Task, TaskId, Trajectory, Turn, Version
+from agentrl.runtime.agreement import Checksums
 from agentrl.runtime.lag import LoopLag
 from agentrl.runtime.masking import masked
 from agentrl.runtime.placement import Cell
@@ -45,7 +46,8 @@ class Observer:
 class World:
     """The concrete parts of one run, live or simulated. Registries are filled by supervisors as things come up.
 
-    admin_s: deadline of one weight call. regenerate, grace_s: how engines swap (ports.Engine.swap).
+    admin_s: deadline of one weight call. regenerate, grace_s: how engines swap (ports.Engine.swap). checksums: theirs
+    after a swap are compared; None: they are not alike.
     """
 
     engines: dict[str, ports.Engine] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class World:
     admin_s: float
     regenerate: bool = False
     grace_s: float = 0.0
+    checksums: Checksums | None = None
     lag: LoopLag = field(default_factory=LoopLag)
 
 
@@ -245,6 +248,10 @@ class Effects:
             self._load_failed(order.engine, order.epoch, order.version, exc)
             if isinstance(exc, EngineTorn) and world.engines.get(order.engine) is engine:
                 world.keepers[order.engine].restart(str(exc))
+            return
+        if world.checksums is not None and (why := world.checksums.differs(order.engine, report)):
+            self._load_failed(order.engine, order.epoch, order.version, EngineTorn(why))
+            world.keepers[order.engine].restart(why)
             return
         self.observer.swapped(order.engine, report, began, after - before)
         self.post(news.EngineLoaded(engine=order.engine, epoch=order.epoch, version=report.version))

@@ -25,6 +25,7 @@ from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Version
 from agentrl.rollout.template import ChatTemplate
+from agentrl.runtime.agreement import Checksums
 from agentrl.runtime.api import Face
 from agentrl.runtime.collector import Collector
 from agentrl.runtime.desk import TrainerDesk
@@ -218,6 +219,7 @@ def _world(
         admin_s=recipe.engines.admin_timeout_s,
         regenerate=recipe.publish.in_flight == "regenerate",
         grace_s=recipe.publish.grace_s,
+        checksums=None if recipe.engines.attach else Checksums(),
     )
 
 
