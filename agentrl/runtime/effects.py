@@ -77,10 +77,10 @@ class Effects:
     observer: Observer
     progressed: Callable[[], None]
     _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _after: set[asyncio.Task[None]] = field(default_factory=set)  # of those: what finished attempts left to do
     _attempts: dict[AttemptId, asyncio.Task[None]] = field(default_factory=dict)
     _cells: dict[AttemptId, Cell] = field(default_factory=dict)
     _tasks: dict[TaskId, Task] = field(default_factory=dict)
-    _after: set[asyncio.Task[None]] = field(default_factory=set)  # of those: what finished attempts left to do
 
     def remember(self, task: Task) -> None:
         """A task that a resumed run needs again."""
@@ -114,10 +114,10 @@ class Effects:
         task = self.group.create_task(coroutine, name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._after.discard)
         return task
 
     async def stop(self, *, within_s: float) -> None:
-        task.add_done_callback(self._after.discard)
         """Cancel what still runs and wait for its end: sandboxes are given back, which needs their hosts."""
         running = set(self._running)
         for task in running - self._after:
@@ -153,10 +153,10 @@ class Effects:
             began=lambda version: self.post(news.AttemptBegan(attempt=attempt, oldest=version)),
             turn=lambda turn: self._turn_done(attempt, turn),
             ended=self.observer.ended,
+            later=lambda left: self._after.add(self._spawn(self._finish(attempt, left), f"after {attempt}")),
         )
         try:
             facts = await self.world.player.play(order, self._tasks[order.task], cell, heard)
-            later=lambda left: self._after.add(self._spawn(self._finish(attempt, left), f"after {attempt}")),
         except Exception as exc:
             if isinstance(exc, SandboxLost | UnavailableError) and not await self._host_alive(order.host):
                 return  # the whole host is down: that news takes this attempt along, and it is not the attempt's fault
@@ -164,9 +164,6 @@ class Effects:
             return
         self.post(news.AttemptEnded(facts=facts))
 
-    def _turn_done(self, attempt: AttemptId, turn: Turn) -> None:
-        self.observer.turn(attempt, turn)
-        self.progressed()
     async def _finish(self, attempt: AttemptId, left: Coroutine[None, None, None]) -> None:
         """The attempt is over and cannot fail any more, whatever becomes of what it left."""
         try:
@@ -174,6 +171,9 @@ class Effects:
         except Exception as exc:
             log.warning("%s: its sandbox was not given back: %s", attempt, exc)
 
+    def _turn_done(self, attempt: AttemptId, turn: Turn) -> None:
+        self.observer.turn(attempt, turn)
+        self.progressed()
 
     def _failed(self, attempt: AttemptId, exc: Exception) -> None:
         blame = classify(exc)

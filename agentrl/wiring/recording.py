@@ -48,8 +48,8 @@ def keep(recipe: SimRecipe, seed: int, folder: Path) -> orders.Finish:
     (folder / "recipe.toml").write_text(show.dump(recipe))
     fleets: list[Fleet] = []
     trace = Traced(folder / "trace.json", fleets)
-    finish = simulate(recipe, seed, Options(), trace, watch=fleets.append)
-    trace.close()
+    with contextlib.closing(trace):
+        finish = simulate(recipe, seed, Options(), trace, watch=fleets.append)
     asyncio.run(_write(folder / "run.sqlite", fleets[0].driver.world.journal.log))  # type: ignore[attr-defined]
     return finish
 
