@@ -91,7 +91,11 @@ class SenderProcess:
                 argv = [sys.executable, "-m", "agentrl.train.worker.broadcast", self.address, self.backend]
                 with self._log.open("ab") as log:
                     self._process = await asyncio.create_subprocess_exec(
-                        *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log
+                        *argv,
+                        stdin=asyncio.subprocess.PIPE,
+                        stdout=asyncio.subprocess.PIPE,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C asks the run to drain, which still publishes
                     )
                 self._reading = asyncio.create_task(self._read(self._process), name="weights' sender")
             return self._process
