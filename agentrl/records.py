@@ -361,11 +361,11 @@ _SUMMED = sorted({*Turn.__struct_fields__} & {*TrajectoryFacts.__struct_fields__
 
 
 class GroupProof(Record):
-    """The audit of one group's age: age = version - oldest trainable token's version, at most `bound`."""
+    """The audit of a group: version - oldest is its age, at most `bound`. tokens: (version, trained ones), ascending."""
 
     group: GroupId
     oldest: Version
-    newest: Version
+    tokens: tuple[tuple[Version, int], ...]
     masked: int = 0  # tokens that are too old and train nothing; `oldest` is of those that do
 
 

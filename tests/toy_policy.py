@@ -118,7 +118,7 @@ def make_batch(
         for m in range(siblings)
     ]
     proofs = tuple(
-        GroupProof(group=GroupId(g), oldest=Version(version), newest=Version(version)) for g in range(groups)
+        GroupProof(group=GroupId(g), oldest=Version(version), tokens=((Version(version), 1),)) for g in range(groups)
     )
     return Batch(id=id, version=Version(version), bound=4, proofs=proofs, trajectories=tuple(made))
 

@@ -73,6 +73,11 @@ def _figures(story: Story) -> dict[str, Any]:
         "reward": {"first": first, "last": last},
         "length_ratio": story.length_ratio,
         "counts": story.counts,
+        "K": story.bound,
+        "audit": [
+            {"step": s.step, "oldest": max(age for age, _ in s.tokens), "tokens": dict(s.tokens), "masked": s.masked}
+            for s in story.steps
+        ],
         "stages_s": story.stages,
     }
 

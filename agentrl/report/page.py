@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -30,10 +31,19 @@ def figures(story: Story) -> dict[str, str]:
         "trained trajectories a minute": f"{story.per_minute:.0f}",
         "reward, first and last fifth": f"{first:.2f}, {last:.2f}",
         "oldest group trained (K)": f"{oldest} ({story.bound})",
+        "tokens trained, by age": _by_age(story),
+        "tokens masked": str(sum(step.masked for step in story.steps)),
         "length of trained over completed": lengths,
         **{name: str(count) for name, count in story.counts.items()},
         **{f"mean seconds: {stage}": f"{seconds:.2f}" for stage, seconds in story.stages.items()},
     }
+
+
+def _by_age(story: Story) -> str:
+    ages: Counter[int] = Counter()
+    for step in story.steps:
+        ages.update(dict(step.tokens))
+    return ", ".join(f"{age}: {100 * count / ages.total():.0f} %" for age, count in sorted(ages.items())) or "-"
 
 
 def rows(stories: Sequence[Story]) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ own loop, the journal). siblings: done, the group is not. bank: the group is rea
 
 
 class StepStory(Record):
-    """Times in seconds of the run's clock. ages: groups by age."""
+    """Times in seconds of the run's clock. ages: groups by age. tokens: trained, by age. masked: too old to train."""
 
     step: int
     at_s: float
@@ -23,6 +23,8 @@ class StepStory(Record):
     waited_s: float
     train_s: float
     ages: tuple[tuple[int, int], ...]
+    tokens: tuple[tuple[int, int], ...]
+    masked: int
     reward: float  # mean over the trajectories of its batch
     generated: int  # tokens that the model sampled for them
 

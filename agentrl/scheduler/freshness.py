@@ -9,6 +9,7 @@ token becomes known, is the guarantee.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.records import GroupId, GroupProof, TrajectoryFacts, Version
@@ -41,7 +42,9 @@ def can_follow(floors: Sequence[int], batch_groups: int, trainer: int, bound: in
 
 def proof(group: GroupId, facts: Sequence[TrajectoryFacts], floor: int | None) -> GroupProof:
     """The audit of a complete group. floor: tokens of older versions are masked, None: none is."""
-    counts = [(version, count) for f in facts for version, count in f.versions]
-    trained = [version for version, _ in counts if floor is None or version >= floor]
-    masked = 0 if floor is None else sum(count for version, count in counts if version < floor)
-    return GroupProof(group=group, oldest=min(trained), newest=max(trained), masked=masked)
+    counts: Counter[Version] = Counter()
+    for version, count in (pair for f in facts for pair in f.versions):
+        counts[version] += count
+    trained = tuple(sorted((v, count) for v, count in counts.items() if floor is None or v >= floor))
+    masked = counts.total() - sum(count for _, count in trained)
+    return GroupProof(group=group, oldest=trained[0][0], tokens=trained, masked=masked)

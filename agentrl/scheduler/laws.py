@@ -82,7 +82,7 @@ class Laws:
             return
         self._batches[batch.batch] = batch
         for proof in batch.proofs:
-            if freshness.is_stale(batch.version, proof.oldest, core.policy.bound):
+            if any(freshness.is_stale(batch.version, v, core.policy.bound) for v in (proof.oldest, proof.tokens[0][0])):
                 raise LawBroken(2, f"batch {batch.batch} at version {batch.version} holds {proof}")
             self._end(proof.group, "trained")
         wanted = core.policy.groups * core.policy.siblings

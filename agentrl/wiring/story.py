@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +68,7 @@ class _Teller:
         self._ready: dict[GroupId, float] = {}
         self._batches: dict[int, list[_Life]] = {}
         self._cut: dict[int, float] = {}
+        self._orders: dict[int, orders.TrainOn] = {}
         self._unpublished: list[tuple[Version, float, list[_Life]]] = []  # (version, when its step ended, its batch)
         self._samples: list[Sample] = []
         self._completed: list[int] = []
@@ -112,7 +113,7 @@ class _Teller:
                     pass
 
     def _take(self, now: float, order: orders.TrainOn) -> None:
-        self._cut[order.batch] = now
+        self._cut[order.batch], self._orders[order.batch] = now, order
         batch: list[_Life] = []
         for proof in order.proofs:
             lives, ready = self._lives.pop(proof.group, []), self._ready.pop(proof.group, now)
@@ -192,12 +193,21 @@ class _Teller:
                 waited_s=step.waited_s,
                 train_s=step.train_s,
                 ages=step.ages,
+                tokens=_by_age(self._orders[step.batch]),
+                masked=sum(proof.masked for proof in self._orders[step.batch].proofs),
                 reward=sum(life.facts.reward for life in batch) / max(1, len(batch)),
                 generated=sum(life.facts.generated for life in batch),
             )
             for step in self._recent.steps
             for batch in [self._batches[step.batch]]
         ]
+
+
+def _by_age(order: orders.TrainOn) -> tuple[tuple[int, int], ...]:
+    ages: Counter[int] = Counter()
+    for version, count in (pair for proof in order.proofs for pair in proof.tokens):
+        ages[order.version - version] += count
+    return tuple(sorted(ages.items()))
 
 
 def _rates(found: Rates, dimension: str) -> tuple[Rate, ...]:

@@ -76,7 +76,7 @@ def test_every_field_of_the_summary_is_defined(tmp_path: Path) -> None:
         id=0,
         version=Version(0),
         bound=1,
-        proofs=(GroupProof(group=GroupId(1), oldest=Version(0), newest=Version(0)),),
+        proofs=(GroupProof(group=GroupId(1), oldest=Version(0), tokens=((Version(0), 1),)),),
         trajectories=(trajectory(attempt_id()),),
     )
     telemetry.stepped(batch, StepReport(batch=0, version=Version(1), seconds=1.0))

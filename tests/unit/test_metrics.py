@@ -63,7 +63,7 @@ def rates() -> Rates:
         begin = orders.StartAttempt(attempt=start, task=task, place=scenes.turn(0).place, host="h0", deadline_s=9.0)
         found.heard(news.Tick(), [begin])
         found.ended(facts(number, tokens=tokens, turns=3, reward=1.0, oldest=3))
-    proof = GroupProof(group=GroupId(0), oldest=Version(3), newest=Version(3))
+    proof = GroupProof(group=GroupId(0), oldest=Version(3), tokens=((Version(3), 1),))
     cut = orders.TrainOn(batch=0, version=Version(5), bound=4, proofs=(proof,), attempts=(attempt_id(0),))
     drops = [orders.DropGroup(group=GroupId(g), reason=why, attempts=()) for g, why in ((1, "stale"), (2, "failed"))]
     found.heard(news.Tick(), [cut, *drops])

@@ -108,6 +108,9 @@ def test_the_command_writes_a_page_and_says_the_figures(tmp_path: Path) -> None:
     done = agentrl("report", tmp_path, tmp_path, "--json")
     document = done.document
     assert done.code == 0
+    run = document["runs"][0]
+    assert [sum(step["tokens"].values()) > 0 for step in run["audit"]] == [True] * 6
+    assert all(max(map(int, step["tokens"])) == step["oldest"] <= run["K"] for step in run["audit"])
     assert Path(document["page"]).is_file()
     assert [run["steps"] for run in document["runs"]] == [6, 6]
     assert (tmp_path / "report" / "stages.png").is_file()

@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 from agentrl.errors import DataError, UserError
 from agentrl.recipe.schema import Train
 from agentrl.records import Batch, Verdict, Version
+from agentrl.runtime.masking import masked
+from agentrl.train.batching.advantage import advantages
 from agentrl.train.batching.pack import pack
 from agentrl.train.worker.model import Policy, load_policy
 from agentrl.train.worker.step import Abandoned, Learner
@@ -99,9 +101,27 @@ def test_gradient_does_not_depend_on_the_packing(folder: Path) -> None:
 
 
 def test_gradient_equals_a_loop_over_single_trajectories(folder: Path) -> None:
-    from agentrl.train.batching.advantage import advantages
+    same_as_a_loop(folder, make_batch(groups=2, siblings=3))
 
-    batch = make_batch(groups=2, siblings=3)
+
+def test_masked_tokens_train_nothing_and_their_rewards_count(folder: Path) -> None:
+    """One trajectory is too old altogether: nothing of it trains, its group's baseline still holds its reward."""
+    rng, floor = random.Random(3), Version(4)
+    ages = ((3, 4), (4, 5), (3,), (5,))
+    old = [
+        trajectory(rng, member=i, reward=float(i % 2), length=40, versions=versions) for i, versions in enumerate(ages)
+    ]
+    kept = [masked(t, floor) for t in old]
+    for before, after in zip(old, kept, strict=True):
+        versions = {i: s.version for s in before.spans for i in range(s.start, s.end)}
+        assert after.trainable == tuple(k and versions[i] >= floor for i, k in enumerate(before.trainable))
+    assert sum(sum(t.trainable) for t in kept) < sum(sum(t.trainable) for t in old)
+    assert not any(kept[2].trainable)
+    assert list(advantages(kept, "group_norm")) == list(advantages(old, "group_norm"))
+    same_as_a_loop(folder, replace(make_batch(), trajectories=tuple(kept)))
+
+
+def same_as_a_loop(folder: Path, batch: Batch) -> None:
     mine = gradients(learner(folder, clip_norm=1e9), batch)
     model = load_policy(str(folder)).model
     total = sum(sum(t.trainable) for t in batch.trajectories)
