@@ -361,7 +361,7 @@ _SUMMED = sorted({*Turn.__struct_fields__} & {*TrajectoryFacts.__struct_fields__
 
 
 class GroupProof(Record):
-    """The audit of a group: version - oldest is its age, at most `bound`. tokens: (version, trained ones), ascending."""
+    """The audit of a group: version - oldest is its age, at most `bound`. tokens: (version, trained), ascending."""
 
     group: GroupId
     oldest: Version
