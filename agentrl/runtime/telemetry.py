@@ -247,6 +247,8 @@ class Telemetry(Listener):
                 "ended": book.ended,
                 "retried": book.retried,
                 "restarted": book.restarted,
+                "mixed": book.mixed,
+                "fallbacks": book.fallbacks,
                 "turns_regenerated": total.turns_regenerated,
             },
             "publications": [self._publications[v] for v in sorted(self._publications)],

@@ -158,6 +158,7 @@ class _Teller:
         counts = {"groups admitted": book.admitted, "groups trained": book.trained}
         counts |= {f"groups dropped: {reason}": n for reason, n in sorted(book.dropped.items()) if n}
         counts |= {"attempts started": book.started, "retried": book.retried, "restarted": book.restarted}
+        counts |= {"of several versions": book.mixed, "fallbacks of finish": book.fallbacks}
         return Story(
             name=name,
             outcome=core.finished.outcome if core.finished is not None else "running or killed",

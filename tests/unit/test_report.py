@@ -14,7 +14,7 @@ from agentrl.report import page, plots
 from agentrl.report.story import STAGES
 from agentrl.wiring.story import read_story
 from tests.cli import agentrl
-from tests.recordings import recorded
+from tests.recordings import RECIPE, recorded
 from tests.unit.test_top import played
 
 STALE = """
@@ -44,6 +44,15 @@ def test_the_story_adds_up(tmp_path: Path) -> None:
     assert max(s.bank for s in story.samples) >= story.batch_groups
     assert all(0.0 <= s.reward <= 1.0 and s.generated > 0 for s in story.steps)
     assert 0 < story.idle < 1
+
+
+@pytest.mark.parametrize(("patience_s", "stuck"), [(1e6, False), (0.1, True)])
+def test_what_could_not_finish_under_its_weights_is_reported(tmp_path: Path, patience_s: float, stuck: bool) -> None:
+    finish = f'[publish]\nin_flight = "finish"\nfinish_timeout_s = {patience_s}\n'
+    book = recorded(tmp_path, recipe=RECIPE + finish).core.ledger
+    counts = read_story(tmp_path).counts
+    assert counts["fallbacks of finish"] == book.fallbacks >= book.mixed == counts["of several versions"]
+    assert (book.fallbacks > 0) == stuck
 
 
 def test_the_stages_of_a_trajectory_are_its_whole_life(tmp_path: Path) -> None:
