@@ -109,10 +109,13 @@ async def start(
     more = {
         "cap_add": [*COMMANDS, *_INITS],
         "tmpfs": {contained.HOME: "size=1m,mode=700"},
-        "binds": [f"{_INSIDE}:{_CODE}/{'/'.join(_INSIDE.parts[-4:])}:ro", f"{folder}:{_SHARED}"],
+        "mounts": [
+            _bind(_INSIDE, f"{_CODE}/{'/'.join(_INSIDE.parts[-4:])}", read_only=True),
+            _bind(folder, _SHARED, read_only=False),
+        ],
     }
     command = ["/bin/sh", "-c", _START, _NEEDS, _MAIN]
-    await asyncio.to_thread(folder.mkdir, parents=True)
+    await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True)
     try:
         with _listening(folder) as listener, _word(folder) as word:
             made = await launch(
@@ -129,6 +132,11 @@ async def start(
         raise
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _bind(source: Path, target: str, *, read_only: bool) -> dict[str, Any]:
+    """Not in the form with colons, which a path may hold; and the source must be there, as the engine sees it."""
+    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
 async def launch(
