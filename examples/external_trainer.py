@@ -56,7 +56,9 @@ async def train(url: str, token: str, work: Path) -> None:
             model.save_pretrained(work / f"v{made}")
             await run.give(claim.lease, made, str(work / f"v{made}"))
             seconds = time.perf_counter() - began
-            await run.ack(claim.lease, StepReport(batch=claim.batch.id, version=made, seconds=seconds, metrics={"loss": loss}))
+            await run.ack(
+                claim.lease, StepReport(batch=claim.batch.id, version=made, seconds=seconds, metrics={"loss": loss})
+            )
             version = made
             print(f"version {version}: batch {claim.batch.id}, loss {loss:+.4f}, {seconds:.2f} s", flush=True)
 

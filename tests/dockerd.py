@@ -107,7 +107,6 @@ class Engine:
                 if line.split()[1].startswith(str(self.folder)):
                     subprocess.run(["umount", "-l", line.split()[1]], check=False)
 
-
     def _end_left_over(self) -> None:
         """Shims of an engine that was killed name its folder, and the containers are their children."""
         for process in psutil.process_iter():
