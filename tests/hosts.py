@@ -18,6 +18,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -28,6 +29,7 @@ import pytest
 
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _TOOLS = ("sshd", "ssh-keygen", "ip", "setpriv", "unshare", "nsenter")
+_HIDDEN = ("/tmp/", "/home/", "/run/")
 _SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _SSHD_CONFIG = """
 HostKey /run/machine/host_key
@@ -56,6 +58,9 @@ def require() -> None:
     """Skip where there cannot be such machines."""
     if os.geteuid():
         pytest.skip("machines behind SSH need root, to make network namespaces")
+    hidden = [path for path in (sys.prefix, __file__) if path.startswith(_HIDDEN)]
+    if hidden:
+        pytest.skip(f"machines behind SSH have {', '.join(_HIDDEN)} of their own, and would not see {hidden[0]}")
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=_SBIN) is None]
     if missing:
         pytest.skip(f"machines behind SSH need {', '.join(missing)} (apt-get install openssh-server iproute2)")

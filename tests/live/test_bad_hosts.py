@@ -205,6 +205,7 @@ def test_serving_cpus_that_it_has_not(network: Network, tmp_path: Path) -> None:
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_host_at_once(network: Network, tmp_path: Path) -> None:
     """The second is refused while the first is there, and has the host when that is over."""
     machine = network.add("h1")
