@@ -95,7 +95,7 @@ class Link:
             while not self.up:
                 try:
                     connection = await self._connect(min(self._connect_s, _AGAIN_S))
-                except AgentRLError as exc:
+                except Exception as exc:  # whatever it is, nobody else tries again
                     self.reason = str(exc)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, longest_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from agentrl.hosts.ssh import SshHost
 from tests.cli import RECIPE, Done, agentrl, left_behind, started
 from tests.hosts import Machine, Network
 from tests.live.test_examples import eventually
+from tests.live.test_probe import another
 
 pytestmark = pytest.mark.live
 
@@ -128,18 +128,9 @@ def test_the_doctor_sees_all_of_them_at_once(network: Network, tmp_path: Path, m
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def interpreter(machine: Machine, *, ours: str = package.__version__, sglang: str = "") -> str:
-    """One of its own, which has these versions; its path there."""
-    folder = machine.home / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
-    [packages] = folder.glob("lib/python*/site-packages")
-    if ours:
-        (packages / "agentrl").mkdir()
-        (packages / "agentrl" / "__init__.py").write_text(f'__version__ = "{ours}"\n')
-    if sglang:
-        (packages / f"sglang-{sglang}.dist-info").mkdir()
-        told = f"Metadata-Version: 2.1\nName: sglang\nVersion: {sglang}\n"
-        (packages / f"sglang-{sglang}.dist-info" / "METADATA").write_text(told)
+def interpreter(machine: Machine, **versions: str) -> str:
+    """One of its own (tests.live.test_probe.another); its path there."""
+    another(machine.home / "venv", **versions)
     return f"/home/{machine.name}/venv/bin/python"
 
 
@@ -161,7 +152,7 @@ def test_an_sglang_that_is_too_old_or_missing(network: Network, tmp_path: Path) 
     machine = network.add("h1")
     sglang = ("engines.kind=sglang", 'engines.args=["--device", "cpu"]')
     file = recipe(tmp_path, "h1", roles=["engines", "sandbox"])
-    there = interpreter(machine, sglang="0.5.9")
+    there = interpreter(machine, ours=package.__version__, sglang="0.5.9")
     old = run(tmp_path, file, *sglang, f"engines.python={there}")
     refused(old, machine, says="1 of sglang 0.5.9 in /home/h1/venv/bin/python: older", remedy="engines.python")
     none = run(tmp_path, file, *sglang)

@@ -12,7 +12,9 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import asyncssh
 import psutil
 import pytest
 
@@ -348,6 +350,27 @@ def test_a_machine_that_was_switched_off(h1: Machine) -> None:
         assert await process.wait() == 128 + signal.SIGKILL
         again = await host.start(["true"], log=f"{host.home}/log", label="x")
         assert await again.wait() == 0
+
+    on("h1", body)
+
+
+def test_a_try_to_connect_again_that_breaks_in_no_foreseen_way_is_not_the_last(
+    h1: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, broken = asyncssh.connect, iter([RuntimeError("unforeseen"), TypeError("unforeseen")])
+
+    async def sometimes(*args: Any, **kwargs: Any) -> asyncssh.SSHClientConnection:
+        for exc in broken:
+            raise exc
+        return await connect(*args, **kwargs)
+
+    async def body(host: SshHost) -> None:
+        monkeypatch.setattr(asyncssh, "connect", sometimes)
+        h1.end()
+        await host.wait_link(up=False)
+        h1.start()
+        await host.wait_link(up=True)
+        assert list(broken) == []
 
     on("h1", body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from agentrl.errors import UserError
 from agentrl.recipe.check import check
 from agentrl.recipe.schema import Recipe, Sandbox, Tasks
+from agentrl.sandbox.backends import container
 from agentrl.sandbox.backends.inside import seccomp
 from agentrl.sandbox.backends.warm import Pace, Shelf
 from agentrl.tasks import harbor
@@ -164,3 +166,31 @@ def test_the_filter_of_calls_jumps_to_its_own_steps_only() -> None:
         if code & 0x07 == 0x05:  # a jump
             assert at + 1 + max(yes, no) < len(steps)
     assert steps[-1][0] == 0x06  # and it ends with an answer
+
+
+@pytest.mark.parametrize("ends", ["hello", "no interpreter", "cancelled"])
+def test_a_hello_leaves_no_reader_to_descriptors_that_are_closed_next(tmp_path: Path, ends: str) -> None:
+    """Their numbers go to whoever opens something next; a reader taken away later would be that one's."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        with (
+            container._listening(tmp_path) as listener,
+            container._word(tmp_path) as word,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as init,
+        ):
+            if ends == "hello":
+                init.connect(str(tmp_path / "s"))
+                (await container._hello("c", listener, word)).close()  # in this very task: no turn of the loop between
+            elif ends == "no interpreter":
+                (tmp_path / "word").write_bytes(b"none")
+                with pytest.raises(container.NoInterpreter):
+                    await container._hello("c", listener, word)
+            else:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0):
+                        await container._hello("c", listener, word)
+            assert not loop.remove_reader(word)
+            assert not loop.remove_reader(listener)
+
+    asyncio.run(scenario())

@@ -214,9 +214,12 @@ async def _hello(name: str, listener: socket.socket, word: int) -> socket.socket
     finally:
         accepting.cancel()
         none.cancel()
-    if accepting.done():
+        # both let go of their descriptors before these are closed and their numbers go to the next call, which would
+        # wait for ever on a reader that was taken away
+        await asyncio.gather(none, accepting, return_exceptions=True)
+    if not accepting.cancelled():
         return accepting.result()[0]
-    if none.done():
+    if not none.cancelled():
         raise NoInterpreter
     raise DeadlineError(
         f"container {name}: its init said nothing for {_HELLO_S:.0f} s",
