@@ -25,6 +25,9 @@ demo: setup ## the whole loop on this machine: engines, sandboxes, training, pub
 test: setup ## everything that runs on any Linux machine
 	$(BIN)/python -m pytest -q -m 'not sglang and not slow and not docker'
 
+test-slow: setup ## the tests that take minutes
+	$(BIN)/python -m pytest -q -m 'slow and not sglang and not docker'
+
 test-sglang: setup ## the engine contract against real SGLang on the CPU, in its own environment
 	$(BIN)/python tests/live/sglang/setup.py && AGENTRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest -q -m sglang
 

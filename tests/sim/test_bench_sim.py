@@ -55,6 +55,7 @@ def test_other_workloads_have_no_claims_of_terminal_bench() -> None:
     assert claim.published == publication.LIVE_SHARE
 
 
+@pytest.mark.slow  # the other arms are, in `make test`
 def test_serving_is_complete_and_the_same_twice() -> None:
     recipe = small("fleet.hosts=1")
     first, second = (figures(serving.run(recipe, 1, offered=16)) for _ in range(2))
