@@ -6,7 +6,7 @@ CPU_TORCH = --retries 0 --timeout 10 --index-url https://download.pytorch.org/wh
 TORCH ?= $(shell command -v nvidia-smi >/dev/null && echo torch)
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-sglang test-docker test-hosts lint fmt types laws docs pictures clean
+.PHONY: help setup demo test test-slow test-sglang test-docker test-hosts lint fmt types laws docs pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
