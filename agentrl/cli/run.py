@@ -56,16 +56,16 @@ def rollout(
 ) -> None:
     """Collect batches at fixed weights: no trainer, nothing published."""
     loaded = load(recipe, overrides=[*(set_ or []), f"steps={batches}", "train.embedded=false"])
-    _drive(loaded, run_dir or _fresh(loaded), json=json, quiet=quiet, fixed_weights=True)
+    _drive(loaded, run_dir or _fresh(loaded), json=json, quiet=quiet, trains=False)
 
 
 def _fresh(recipe: Recipe) -> Path:
     return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _drive(recipe: Recipe, folder: Path, *, json: bool, quiet: bool, fixed_weights: bool = False) -> None:
+def _drive(recipe: Recipe, folder: Path, *, json: bool, quiet: bool, trains: bool = True) -> None:
     with progress(quiet=quiet or json) as tell:
-        summary = asyncio.run(_session(recipe, folder, tell, quiet=quiet, fixed_weights=fixed_weights))
+        summary = asyncio.run(_session(recipe, folder, tell, quiet=quiet, trains=trains))
     if json:
         print_json(summary)
     elif not quiet:
@@ -73,17 +73,18 @@ def _drive(recipe: Recipe, folder: Path, *, json: bool, quiet: bool, fixed_weigh
     raise typer.Exit(_EXIT[summary["outcome"]])
 
 
-async def _session(recipe: Recipe, folder: Path, tell: Lines, *, quiet: bool, fixed_weights: bool) -> dict[str, Any]:
-    from agentrl.wiring import build_live
+async def _session(recipe: Recipe, folder: Path, tell: Lines, *, quiet: bool, trains: bool) -> dict[str, Any]:
+    from agentrl.wiring import Trial, build_live
 
     shown = (lambda step: None) if quiet else _line(recipe)
-    async with build_live(recipe, folder, shown=shown, progress=tell, fixed_weights=fixed_weights) as live:
+    trial = Trial(weights="published" if trains else "collected")
+    async with build_live(recipe, folder, shown=shown, progress=tell, trial=trial) as live:
         _log_to(folder / "logs" / "run.log")
         if not quiet:
             _mention_services(recipe)
             console.print(f"[dim]run folder[/] {folder}  [dim]see it:[/] agentrl top {folder}", soft_wrap=True)
         _on_interrupt(live)
-        live.follow(recipe, tell, trainer=recipe.train.embedded and not fixed_weights)
+        live.follow(recipe, tell, trainer=recipe.train.embedded and trains)
         await live.drive()
         return live.summary()
 

@@ -51,6 +51,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _sandbox(recipe)
     if recipe.tasks.source != "chores" and recipe.tasks.kinds:
         yield Problem(where="tasks.kinds", message="only chores have kinds", hint="leave it out", fatal=True)
+    if recipe.tasks.source != "chores" and recipe.tasks.tests_wait_s:
+        yield Problem(where="tasks.tests_wait_s", message="only chores' tests wait", hint="leave it out", fatal=True)
 
 
 def _sandbox(recipe: Recipe) -> Iterator[Problem]:

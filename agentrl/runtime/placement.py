@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from random import Random
 
 from agentrl.errors import DeadlineError
 from agentrl.records import Place
@@ -39,3 +40,23 @@ class Cell:
         except TimeoutError as exc:
             raise DeadlineError(f"no engine took over from {away_from} within {deadline_s:g} s") from exc
         return self._place
+
+
+class Scatter:
+    """ports.Placement that sends every call to some rank of some engine: a balancer without memory, for benches.
+
+    engines: names, and each has `ranks`.
+    """
+
+    def __init__(self, engines: Collection[str], ranks: int, rng: Random) -> None:
+        self._engines = engines
+        self._ranks = ranks
+        self._rng = rng
+
+    @property
+    def place(self) -> Place:
+        name = self._rng.choice(sorted(self._engines) or [""])  # none: the call fails, as with any engine that is lost
+        return Place(name, self._rng.randrange(self._ranks))
+
+    async def wait_moved(self, away_from: Place, *, deadline_s: float) -> Place:
+        return self.place

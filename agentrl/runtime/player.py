@@ -16,6 +16,7 @@ from agentrl.errors import SandboxLost
 from agentrl.records import AttemptId, Task, Trajectory, TrajectoryFacts, Turn, Version
 from agentrl.rollout.attempt import play
 from agentrl.rollout.order import Later, Openings, Order, Ports, Template
+from agentrl.runtime.placement import Scatter
 from agentrl.scheduler import commands as orders
 
 
@@ -36,6 +37,19 @@ class Player(Protocol):
     ) -> TrajectoryFacts:
         """The facts of a finished attempt, its trajectory durable by then. Raises typed errors of `errors`."""
         ...
+
+
+@dataclass
+class Scattered:
+    """Plays as `player` does, but wherever `scatter` says, whatever the scheduler placed where: for benches."""
+
+    player: Player
+    scatter: Scatter
+
+    async def play(
+        self, start: orders.StartAttempt, task: Task, placement: ports.Placement, heard: Heard
+    ) -> TrajectoryFacts:
+        return await self.player.play(start, task, self.scatter, heard)
 
 
 @dataclass(kw_only=True)

@@ -86,6 +86,12 @@ def plan_cpus(topology: Topology, *, serving: Sequence[int] = (), weights: Mappi
     )
 
 
+def one_pool(topology: Topology) -> CpuPlan:
+    """No lanes at all: each has every CPU, those of serving included."""
+    cpus = tuple(cpu.id for cpu in topology.cpus)
+    return CpuPlan(lanes=dict.fromkeys(Lane, cpus), merged=(tuple(Lane),), notes=("one pool, no lanes",))
+
+
 def parse_cpus(text: str) -> tuple[int, ...]:
     """`"0-3,8"` to (0, 1, 2, 3, 8), sorted, without repeats. UserError where it is not such a list."""
     cpus: set[int] = set()

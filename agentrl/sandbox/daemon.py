@@ -29,11 +29,11 @@ from aiohttp import web
 from agentrl import lifeline
 from agentrl.errors import AgentRLError, UnavailableError, UserError
 from agentrl.recipe import schema
-from agentrl.records import Record
+from agentrl.records import Lane, Record
 from agentrl.sandbox import wire
 from agentrl.sandbox.backends import make_backend
 from agentrl.sandbox.backends.base import Backend
-from agentrl.sandbox.cpusets import CpuPlan, format_cpus, parse_cpus, plan_cpus
+from agentrl.sandbox.cpusets import CpuPlan, format_cpus, one_pool, parse_cpus, plan_cpus
 from agentrl.sandbox.lanes import Lanes
 from agentrl.sandbox.leases import Leases
 from agentrl.sandbox.topology import read_topology
@@ -62,6 +62,7 @@ class DaemonConfig(Record):
     port: int = 0
     sandbox: schema.Sandbox = schema.Sandbox()
     hide: tuple[str, ...] = ()  # host paths no sandbox may see
+    pooled: bool = False  # no lanes: every operation at once, on all CPUs; what lanes are compared with
     queue_timeout_s: float = wire.QUEUE_TIMEOUT_S
     promote_after_s: float = 10.0  # a command that runs longer moves to a free place of the package lane; 0: never
     stop_timeout_s: float = 15.0
@@ -93,6 +94,13 @@ def plan_of(sandbox: schema.Sandbox) -> CpuPlan:
     return plan_cpus(read_topology(), serving=parse_cpus(sandbox.serving_cpus))
 
 
+def lanes_of(config: DaemonConfig) -> Lanes:
+    if not config.pooled:
+        return Lanes(plan_of(config.sandbox), config.sandbox.lanes)
+    uncapped = schema.LaneCaps(**dict.fromkeys(Lane, 2 * config.sandbox.max_live))
+    return Lanes(one_pool(read_topology()), uncapped)
+
+
 async def serve(config: DaemonConfig) -> None:
     """Run until told to stop. UnavailableError where the backend or the address is not available."""
     stop = asyncio.Event()
@@ -116,14 +124,15 @@ async def serve(config: DaemonConfig) -> None:
 async def _serve(
     config: DaemonConfig, backend: Backend, listener: socket.socket, token: str, stop: asyncio.Event
 ) -> None:
-    plan = plan_of(config.sandbox)
+    lanes = lanes_of(config)
+    plan = lanes.plan
     for note in plan.notes:
         _log.warning("CPU plan: %s", note)
     _log.info("CPU plan: %s", ", ".join(f"{lane} {format_cpus(cpus)}" for lane, cpus in plan.lanes.items()))
     async with asyncio.TaskGroup() as tasks:
         leases = Leases(
             backend,
-            Lanes(plan, config.sandbox.lanes),
+            lanes,
             tasks,
             label=config.label,
             max_live=config.sandbox.max_live,

@@ -81,11 +81,17 @@ class RunningDaemon:
 
 
 async def start_daemon(
-    host: Host, sandbox: schema.Sandbox, *, run_dir: str, label: str, process: str = "sandbox daemon"
+    host: Host,
+    sandbox: schema.Sandbox,
+    *,
+    run_dir: str,
+    label: str,
+    process: str = "sandbox daemon",
+    pooled: bool = False,
 ) -> RunningDaemon:
     """Start a daemon below `run_dir` and wait until it serves. label: the run, on its sandboxes. process: by which the
-    host knows the daemon, unique there; a leftover is ended first. UnavailableError with the log's end where it does
-    not come up within `sandbox.start_timeout_s`."""
+    host knows the daemon, unique there; a leftover is ended first. pooled: as of `DaemonConfig`. UnavailableError with
+    the log's end where it does not come up within `sandbox.start_timeout_s`."""
     paths = Paths.below(run_dir)
     config = DaemonConfig(
         name=host.name,
@@ -96,6 +102,7 @@ async def start_daemon(
         state_dir=paths.state,
         sandbox=sandbox,
         hide=(paths.run_dir,),
+        pooled=pooled,
     )
     await host.write(paths.config, msgspec.json.format(msgspec.json.encode(config)))
     argv = [host.python, "-m", "agentrl.sandbox.daemon", "--config-file", paths.config]

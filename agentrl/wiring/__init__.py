@@ -2,5 +2,6 @@
 
 from agentrl.wiring.derive import policy_of
 from agentrl.wiring.live import Run, build_live
+from agentrl.wiring.trial import Trial
 
-__all__ = ["Run", "build_live", "policy_of"]
+__all__ = ["Run", "Trial", "build_live", "policy_of"]

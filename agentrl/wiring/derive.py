@@ -70,7 +70,13 @@ def task_source(recipe: Recipe, folder: Path) -> ports.TaskSource:
             raise UserError(f"tasks.path: {exc}", hint=exc.hint) from exc
         asyncio.run(require(recipe, source.tasks))
         return source
-    return ChoresSource(folder / "tasks", kinds=recipe.tasks.kinds, instances=recipe.tasks.instances, seed=recipe.seed)
+    return ChoresSource(
+        folder / "tasks",
+        kinds=recipe.tasks.kinds,
+        instances=recipe.tasks.instances,
+        seed=recipe.seed,
+        tests_wait_s=recipe.tasks.tests_wait_s,
+    )
 
 
 def order_template(recipe: Recipe, label: str) -> Order:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,17 +13,15 @@ from agentrl.records import (
     Batch,
     EngineInfo,
     LoadReport,
-    Place,
     RankLoad,
     SandboxHostStatus,
     StepReport,
-    Task,
-    TrajectoryFacts,
     Version,
 )
 from agentrl.runtime.effects import World
 from agentrl.runtime.loop import Driver, Listener, Service
-from agentrl.runtime.player import Heard
+from agentrl.runtime.placement import Scatter
+from agentrl.runtime.player import Scattered
 from agentrl.runtime.supervisor import EngineKeeper, HostKeeper, Link
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -115,35 +112,6 @@ class FleetEngine:
         """The model goes with the loop."""
 
 
-class Scatter:
-    """ports.Placement that sends every call to some rank of some engine: a balancer without memory."""
-
-    def __init__(self, engines: dict[str, EngineModel], rng: random.Random) -> None:
-        self._engines = engines
-        self._rng = rng
-
-    @property
-    def place(self) -> Place:
-        name = self._rng.choice(sorted(self._engines))
-        return Place(name, self._rng.randrange(self._engines[name].costs.ranks))
-
-    async def wait_moved(self, away_from: Place, *, deadline_s: float) -> Place:
-        return self.place
-
-
-@dataclass
-class ScatterPlayer:
-    """Per-request routing: plays as `player` does, but wherever the balancer says."""
-
-    player: FleetPlayer
-    scatter: Scatter
-
-    async def play(
-        self, start: orders.StartAttempt, task: Task, placement: ports.Placement, heard: Heard
-    ) -> TrajectoryFacts:
-        return await self.player.play(start, task, self.scatter, heard)
-
-
 class FleetTrainer:
     """ports.Trainer: a step takes step_s. Fixed weights: none at all, and the version stays."""
 
@@ -203,7 +171,7 @@ def build_fleet(
     hosts = {f"h{i}": HostModel(f"h{i}", host_plan_of(recipe)) for i in range(recipe.fleet.hosts)}
     rules = PlayerRules(keep_partial=recipe.publish.in_flight != "regenerate")
     player = FleetPlayer(engines=models, hosts=hosts, plans=plans or plans_of(recipe, seed), clock=clock, rules=rules)
-    scattered = ScatterPlayer(player, Scatter(models, sim.stream(seed, "scatter")))
+    scattered = Scattered(player, Scatter(models, costs_of(recipe).ranks, sim.stream(seed, "scatter")))
     world = World(
         player=scattered if options.per_request else player,
         tasks=sim.SimTasks(),

@@ -27,7 +27,6 @@ from agentrl.records import Version
 from agentrl.rollout.template import ChatTemplate
 from agentrl.runtime.agreement import Checksums
 from agentrl.runtime.api import Face
-from agentrl.runtime.collector import Collector
 from agentrl.runtime.desk import TrainerDesk
 from agentrl.runtime.effects import World
 from agentrl.runtime.lag import LoopLag
@@ -50,6 +49,7 @@ from agentrl.wiring.models import check_model
 from agentrl.wiring.parts import DaemonStarter, EngineStarter, folders_at, prepare
 from agentrl.wiring.trackers import Shown, trackers
 from agentrl.wiring.trainer import trainer_ended
+from agentrl.wiring.trial import AS_IT_IS, Trial
 
 log = logging.getLogger("agentrl.wiring")
 
@@ -142,12 +142,9 @@ async def build_live(
     *,
     shown: Callable[[dict[str, Any]], None] = lambda step: None,
     progress: ports.Progress | None = None,
-    fixed_weights: bool = False,
+    trial: Trial = AS_IT_IS,
 ) -> AsyncIterator[Run]:
-    """Everything of one run, resumed from `folder` where it holds one. Closes all of it on exit.
-
-    fixed_weights: no trainer; batches are kept as files.
-    """
+    """Everything of one run, resumed from `folder` where it holds one. Closes all of it on exit."""
     ready = await asyncio.to_thread(_prepare, recipe, folder, progress)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(ready.journal.aclose)
@@ -164,8 +161,8 @@ async def build_live(
         clock = _run_clock(ready.past[-1][0] if ready.past else 0.0)
         desk = TrainerDesk(Version(0), clock)
         hosts: dict[str, ports.SandboxHost] = {}
-        trainer = Collector(folder / "batches", Version(0)) if fixed_weights else desk
-        world = _world(recipe, ready, hosts, trainer, clock)
+        trainer = trial.trainer(desk, folder, ready.store, recipe.publish.keep_versions)
+        world = _world(recipe, ready, hosts, trainer, clock, trial)
         head = {"recipe": recipe.name, "seed": recipe.seed, "mode": "live"}
         telemetry = Telemetry(
             folder, head, clock, order=recipe.publish.order, in_flight=recipe.publish.in_flight, shown=heard
@@ -174,12 +171,12 @@ async def build_live(
         driver = Driver(core, world, services, telemetry)
         processes = await asyncio.to_thread(driver.resume, ready.past)
         desk.expect(core.version)
-        if fixed_weights:
+        if not trial.trains:
             await desk.aclose()  # a trainer that attaches is told that there is nothing to train
-        parts = _Parts(recipe, folder, ready, core, world, hosts, processes, sites, folders, sender)
+        parts = _Parts(recipe, folder, ready, core, world, hosts, processes, sites, folders, sender, trial.pooled)
         services.extend(parts.engines())
         services.extend(parts.sandboxes())
-        embedded = recipe.train.embedded and not fixed_weights
+        embedded = recipe.train.embedded and trial.trains
         services.extend(parts.face_and_trainer(driver, desk, telemetry, trainer=embedded))
         try:
             yield Run(driver, telemetry, recipe.steps, folder)
@@ -195,6 +192,7 @@ def _world(
     hosts: dict[str, ports.SandboxHost],
     trainer: ports.Trainer,
     clock: Callable[[], float],
+    trial: Trial,
 ) -> World:
     engines: dict[str, ports.Engine] = {}
     player = LivePlayer(
@@ -209,7 +207,7 @@ def _world(
     )
     return World(
         engines=engines,
-        player=player,
+        player=trial.player(player, recipe),
         tasks=ready.tasks,
         journal=ready.journal,
         weights=ready.store,
@@ -253,6 +251,7 @@ class _Parts:
     sites: Sites
     folders: dict[str, HostFolders]
     sender: SenderProcess | None
+    pooled: bool
 
     def engines(self) -> list[Service]:
         section = self.recipe.engines
@@ -318,7 +317,7 @@ class _Parts:
             return [self._daemon(name, start) for name, start in daemons_attached(sandbox).items()]
         found = []
         for name in self.recipe.sandbox_hosts:
-            starter = DaemonStarter(self.recipe, self.sites[name], self.ready.label)
+            starter = DaemonStarter(self.recipe, self.sites[name], self.ready.label, pooled=self.pooled)
             found.append(self._daemon(name or "local", starter.start, starter.site.link, starter.collect))
         return found
 

@@ -201,6 +201,7 @@ class DaemonStarter:
     recipe: Recipe
     site: Site
     label: str
+    pooled: bool = False
 
     @property
     def section(self) -> Sandbox:
@@ -213,7 +214,12 @@ class DaemonStarter:
     async def start(self) -> OwnDaemon:
         site = self.site
         running = await start_daemon(
-            site.host, self.section, run_dir=site.run_dir, label=self.label, process=f"{self.label}.sandbox"
+            site.host,
+            self.section,
+            run_dir=site.run_dir,
+            label=self.label,
+            process=f"{self.label}.sandbox",
+            pooled=self.pooled,
         )
         return OwnDaemon(site, running)
 

@@ -21,11 +21,20 @@ class ChoresSource:
     shipped policy draws its own from elsewhere, so these are new to it.
     """
 
-    def __init__(self, root: Path, *, kinds: tuple[str, ...] = (), instances: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        kinds: tuple[str, ...] = (),
+        instances: int = 64,
+        seed: int = 0,
+        tests_wait_s: float = 0.0,
+    ) -> None:
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown:
             raise UserError(f"tasks.kinds: no chore {unknown[0]!r}", hint=f"Choose from: {', '.join(KINDS)}.")
         self._root = root
+        self._tests_wait_s = tests_wait_s
         self._kinds = kinds or tuple(KINDS)
         self._rounds = EndlessOrder(instances, f"{seed}/instances")
         self._mix = EndlessOrder(len(self._kinds), f"{seed}/kinds")
@@ -41,7 +50,7 @@ class ChoresSource:
     def _task(self, position: int) -> Task:
         kind = self._kinds[self._mix.at(position)]
         instance = self._rounds.at(position // len(self._kinds))
-        task = harbor.load(generate(kind, instance, self._root))
+        task = harbor.load(generate(kind, instance, self._root, tests_wait_s=self._tests_wait_s))
         # No chore needs isolation to be safe: all paths are relative to a workspace of a few tiny files. And none needs
         # an image of its own: any with a shell will do.
         return msgspec.structs.replace(task, trusted=True, image="")
