@@ -69,8 +69,8 @@ def read(path: Path) -> list[Slice]:
 
 
 def _event(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    text = line.strip().removesuffix(b",")
-    if text in (b"[", b"]", b"{}]", b"") or not line.endswith(b"\n"):  # a run that writes may leave half a line
+    text = line.strip().rstrip(b",]")
+    if text in (b"[", b"") or not line.endswith(b"\n"):  # a run that writes may leave half a line
         return {}
     try:
         return msgspec.json.decode(text, type=dict[str, Any])

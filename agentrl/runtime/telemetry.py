@@ -122,7 +122,8 @@ class Telemetry(Listener):
 
     def staged(self, engine: str, version: Version, seconds: float) -> None:
         self._stage_s[engine, version] = seconds
-        self.trace.weights(engine, "stage", version, self._clock() - seconds, seconds)
+        now = self._clock()
+        self.trace.weights(engine, "stage", version, now - seconds, now)
 
     def swapped(self, engine: str, report: LoadReport, began: float, others_tokens: int) -> None:
         version = report.version
@@ -138,7 +139,7 @@ class Telemetry(Listener):
             }
         )
         now = self._clock()
-        self.trace.weights(engine, "swap", version, began, now - began, pause_s=report.pause_s, others=others_tokens)
+        self.trace.weights(engine, "swap", version, began, now, pause_s=report.pause_s, others=others_tokens)
         for step in reversed(self.steps):
             if step["version"] == version and version in self._finished:
                 step["publish_s"] = now - self._finished[version]

@@ -48,20 +48,23 @@ class Trace:
         self._slice(
             attempt, f"turn {turn.index}", turn.began_s, now, place=str(turn.place), sampled=turn.end - turn.start
         )
-        decode_s = max(0.0, turn.engine_s - turn.queue_s - turn.prefill_s)
-        at = turn.began_s
-        for name, seconds in (("queue", turn.queue_s), ("prefill", turn.prefill_s), ("decode", decode_s)):
-            self._part(attempt, name, at, min(seconds, engine_end - at))
-            at += seconds
+        queued = min(engine_end, turn.began_s + turn.queue_s)
+        filled = min(engine_end, queued + turn.prefill_s)
+        for name, began, ended in (
+            ("queue", turn.began_s, queued),
+            ("prefill", queued, filled),
+            ("decode", filled, engine_end),
+        ):
+            self._part(attempt, name, began, ended)
         sizes = {"prompt": turn.prompt_tokens, "cached": turn.cached_tokens, "sampled": turn.end - turn.start}
         self._busy(
             f"engine {turn.place.engine}", f"rank {turn.place.rank}", str(attempt), turn.began_s, engine_end, **sizes
         )
         if turn.command is not None and turn.lane is not None:
-            began = engine_end + turn.tool_wait_s
-            self._part(attempt, f"wait: {turn.lane}", engine_end, turn.tool_wait_s)
+            began = min(now, engine_end + turn.tool_wait_s)
+            self._part(attempt, f"wait: {turn.lane}", engine_end, began)
             self._work(
-                attempt, host, turn.lane, "tool", began, min(turn.tool_s, now - began), command=turn.command[:200]
+                attempt, host, turn.lane, "tool", began, min(now, began + turn.tool_s), command=turn.command[:200]
             )
 
     def _ended(self, facts: TrajectoryFacts, now: float) -> None:
@@ -72,26 +75,26 @@ class Trace:
         if seen is None:
             return  # its turns were those of an earlier process
         opened, turned = seen
-        self._work(attempt, host, Lane.RESET, "open", opened - facts.open_s, facts.open_s)
-        self._part(attempt, "wait: reset", opened - facts.open_s - facts.open_wait_s, facts.open_wait_s)
-        self._part(attempt, "wait: verify", turned, facts.verify_wait_s)
-        began = turned + facts.verify_wait_s
+        began = opened - facts.open_s
+        self._part(attempt, "wait: reset", began - facts.open_wait_s, began)
+        self._work(attempt, host, Lane.RESET, "open", began, opened)
+        began = min(now, turned + facts.verify_wait_s)
         graded = min(now, began + facts.verify_s)
-        self._work(attempt, host, Lane.VERIFY, f"verify: {facts.reward:g}", began, graded - began)
-        self._part(attempt, "close", graded, now - graded)
+        self._part(attempt, "wait: verify", turned, began)
+        self._work(attempt, host, Lane.VERIFY, f"verify: {facts.reward:g}", began, graded)
+        self._part(attempt, "close", graded, now)
 
     def _stepped(self, event: news.StepFinished, now: float) -> None:
         cut, attempts = self._cut.pop(event.batch, (now, ()))
-        trained_s = min(event.seconds, now - cut)
-        self._complete(_TRAINER, "steps", f"step v{event.version}", cut, now - cut, batch=event.batch)
-        self._complete(_TRAINER, "steps", "trains", now - trained_s, trained_s)
+        self._complete(_TRAINER, "steps", f"step v{event.version}", cut, now, batch=event.batch)
+        self._complete(_TRAINER, "steps", "trains", max(cut, now - event.seconds), now)
         for attempt in attempts:
             ended = self._over.pop(attempt, cut)
-            self._part(attempt, "waits for its batch", ended, cut - ended)
-            self._part(attempt, f"trains v{event.version}", cut, now - cut)
+            self._part(attempt, "waits for its batch", ended, cut)
+            self._part(attempt, f"trains v{event.version}", cut, now)
 
-    def weights(self, engine: str, what: str, version: Version, began: float, seconds: float, **args: Any) -> None:
-        self._complete(_PUBLICATIONS, engine, f"{what} v{version}", began, seconds, **args)
+    def weights(self, engine: str, what: str, version: Version, began: float, ended: float, **args: Any) -> None:
+        self._complete(_PUBLICATIONS, engine, f"{what} v{version}", began, ended, **args)
 
     def lagged(self, now: float, seconds: float) -> None:
         """How late the run's event loop was, at worst, since it was said last."""
@@ -140,7 +143,7 @@ class Trace:
                 case orders.TrainOn():
                     self._cut[order.batch] = (now, order.attempts)
                     if self._ready_at is not None:
-                        self._complete(_TRAINER, "steps", "waits for a batch", self._ready_at, now - self._ready_at)
+                        self._complete(_TRAINER, "steps", "waits for a batch", self._ready_at, now)
                 case _:
                     pass
         if core.trainer != "ready":
@@ -156,7 +159,7 @@ class Trace:
         live = publication.live_version(core.engines, Version(0)) if self._made else Version(0)
         for version in [version for version in self._made if version <= live]:
             began = self._made.pop(version)
-            self._complete(_PUBLICATIONS, "until every engine has it", f"v{version}", began, now - began)
+            self._complete(_PUBLICATIONS, "until every engine has it", f"v{version}", began, now)
 
     def _load(self, engine: str, load: RankLoad, now: float) -> None:
         process = f"engine {engine}"
@@ -180,30 +183,30 @@ class Trace:
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def _work(
-        self, attempt: AttemptId, host: str, lane: Lane, name: str, began: float, seconds: float, **args: Any
+        self, attempt: AttemptId, host: str, lane: Lane, name: str, began: float, ended: float, **args: Any
     ) -> None:
         """Of the attempt, and in a row of its host's lane."""
-        self._part(attempt, name, began, seconds, **args)
-        if host and seconds > _SHORT_S:
-            self._busy(f"host {host}", str(lane), str(attempt), began, began + seconds)
+        self._part(attempt, name, began, ended, **args)
+        if host and ended - began > _SHORT_S:
+            self._busy(f"host {host}", str(lane), str(attempt), began, ended)
 
-    def _part(self, attempt: AttemptId, name: str, began: float, seconds: float, **args: Any) -> None:
-        if seconds > _SHORT_S:
-            self._slice(attempt, name, began, began + seconds, **args)
+    def _part(self, attempt: AttemptId, name: str, began: float, ended: float, **args: Any) -> None:
+        if ended - began > _SHORT_S:
+            self._slice(attempt, name, began, ended, **args)
 
     def _slice(self, attempt: AttemptId, name: str, began: float, ended: float, **args: Any) -> None:
         """On the track of its member: its tries come one after the other."""
         track = f"g{attempt.group}.m{attempt.member}"
         if attempt.attempt:
             args["try"] = attempt.attempt
-        self._file.slice(_ATTEMPTS, track, name, began, ended - began, args, bulk=True)
+        self._file.slice(_ATTEMPTS, track, name, began, ended, args, bulk=True)
 
     def _busy(self, process: str, what: str, name: str, began: float, ended: float, **args: Any) -> None:
         row = self._rows.place(process, what, began, ended)
-        self._file.slice(process, f"{what} .{row:02}", name, began, ended - began, args, bulk=True)
+        self._file.slice(process, f"{what} .{row:02}", name, began, ended, args, bulk=True)
 
-    def _complete(self, process: str, track: str, name: str, began: float, seconds: float, **args: Any) -> None:
-        self._file.slice(process, track, name, began, seconds, args)
+    def _complete(self, process: str, track: str, name: str, began: float, ended: float, **args: Any) -> None:
+        self._file.slice(process, track, name, began, ended, args)
 
 
 class _Rows:

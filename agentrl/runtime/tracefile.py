@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 _LIMIT_BYTES = 256 << 20  # of slices that come with every turn: a browser opens no more
-_END = b"{}]\n"
+_END = b'{"ph":"M","pid":0,"name":"end"}]\n'  # Perfetto counts an empty object as a fault of the file
 
 
 class TraceFile:
@@ -34,16 +34,20 @@ class TraceFile:
         track: str,
         name: str,
         began: float,
-        seconds: float,
+        ended: float,
         args: dict[str, Any],
         *,
         bulk: bool = False,
     ) -> None:
-        """bulk: of the kind that makes a trace long; left out once the file is full."""
+        """bulk: of the kind that makes a trace long; left out once the file is full.
+
+        Viewers drop what reaches a microsecond out of the slice around it: both edges are rounded, never a length.
+        """
         if bulk and self._full(process, began):
             return
         pid, tid = self._track(process, track)
-        event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": _us(began), "dur": max(1, _us(seconds))}
+        at = _us(began)
+        event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": at, "dur": max(0, _us(ended) - at)}
         self._emit(event | {"args": args} if args else event)
 
     def counter(self, process: str, name: str, now: float, **values: float) -> None:
@@ -96,7 +100,7 @@ class TraceFile:
         good, names = 0, {}
         with path.open("r+b") as file:
             for line in file:
-                if line == _END or not line.endswith(b"\n"):
+                if not line.endswith((b"[\n", b",\n")):
                     break
                 good += len(line)
                 if line.startswith(b'{"ph":"M"'):

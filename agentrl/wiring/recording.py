@@ -73,10 +73,10 @@ class Traced(Listener):
         self._trace.turn(attempt, turn, self._now)
 
     def staged(self, engine: str, version: Version, seconds: float) -> None:
-        self._trace.weights(engine, "stage", version, self._now - seconds, seconds)
+        self._trace.weights(engine, "stage", version, self._now - seconds, self._now)
 
     def swapped(self, engine: str, report: LoadReport, began: float, others_tokens: int) -> None:
-        self._trace.weights(engine, "swap", report.version, began, self._now - began, others=others_tokens)
+        self._trace.weights(engine, "swap", report.version, began, self._now, others=others_tokens)
 
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
         self._trace.heard(now, event, commands, core)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from agentrl.scheduler import events as news
 from agentrl.serve.launch import start_engine
 from agentrl.wiring.derive import model_path
 from tests.cli import RECIPE, agentrl, left_behind, ran
+from tests.unit.test_trace import crossing, slices
 
 pytestmark = pytest.mark.live
 
@@ -126,17 +126,9 @@ def adds_up(trajectory: Trajectory) -> None:
 
 def in_the_trace(path: Path, elapsed_s: float) -> None:
     """Every slice lies within the run; those of one track follow or hold one another."""
-    slices: dict[Any, list[tuple[float, float]]] = defaultdict(list)
-    for event in json.loads(path.read_text()):
-        if event.get("ph") == "X":
-            assert -1e3 <= event["ts"] <= event["ts"] + event["dur"] <= elapsed_s * 1e6 + 1e5, event
-            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    assert len(slices) > 5
-    for rows in slices.values():
-        rows.sort(key=lambda row: (row[0], -row[1]))
-        stack: list[tuple[float, float]] = []
-        for row in rows:
-            while stack and stack[-1][1] <= row[0] + 2:
-                stack.pop()
-            assert not stack or row[1] <= stack[-1][1] + 2, (stack[-1], row)
-            stack.append(row)
+    events = json.loads(path.read_text())
+    found = list(slices(events))
+    assert len({row[:2] for row in found}) > 5
+    for row in found:
+        assert -1e3 <= row[3] <= row[4] <= elapsed_s * 1e6 + 1e5, row
+    assert crossing(events) == []
