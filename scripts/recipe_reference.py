@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from msgspec import NODEFAULT, Meta, structs
 
@@ -62,6 +63,8 @@ def words(kind: Any, name: str) -> str:
     origin = get_origin(kind)
     if origin is Literal:
         return " or ".join(f"`{toml(choice)}`" for choice in get_args(kind))
+    if origin in (UnionType, Union):
+        return " or ".join(words(part, name) for part in get_args(kind))
     if origin is tuple:
         inner = get_args(kind)
         if get_origin(inner[0]) is Literal:

@@ -11,7 +11,7 @@ from agentrl.cli.common import USER, Json, Quiet, RecipeFile, Set, emit, escape,
 from agentrl.recipe.load import load
 
 if TYPE_CHECKING:
-    from agentrl.wiring.plan import Fleet, Plan
+    from agentrl.wiring.plan import Fleet, Plan, Window
 
 
 def plan(recipe: RecipeFile, set_: Set = None, json: Json = False, quiet: Quiet = False) -> None:
@@ -65,12 +65,26 @@ def _kv_rows(fleet: Fleet) -> list[tuple[str, str, str]]:
     ]
 
 
+def _window_row(window: Window) -> tuple[str, str, str]:
+    if not window.auto:
+        return "open groups W", f"{window.groups}", f"a surplus of {window.surplus} over the batch"
+    return (
+        "open groups W",
+        f"auto, from {window.groups}",
+        "the least of: slots and lanes busy, trainer busy, K met",
+    )
+
+
 def _rows(found: Plan) -> list[tuple[str, str, str]]:
     window, fleet, step, machine = found.window, found.fleet, found.step, found.machine
     return [
-        ("open groups W", f"{window.groups}", f"a surplus of {window.surplus} over the batch"),
+        _window_row(window),
         ("batch B", f"{window.batch_groups} of {window.siblings}", f"{step.trajectories} trajectories a step"),
-        ("conversations", f"{window.attempts}", f"a batch needs {window.attempts_of_a_batch}; {fleet.slots} slots"),
+        (
+            "conversations",
+            f"{'≤ ' * window.auto}{window.attempts}",
+            f"a batch needs {window.attempts_of_a_batch}; {fleet.slots} slots",
+        ),
         (
             "expected age W/B",
             f"{window.versions_in_flight:.1f}",

@@ -95,10 +95,10 @@ def _batch(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _rounds(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.window.groups and recipe.window.groups < recipe.round_groups:
+    if recipe.window_groups < recipe.round_groups:
         yield Problem(
             where="window.groups",
-            message=f"{recipe.window.groups} cannot hold a round of {recipe.round_groups} groups",
+            message=f"{recipe.window_groups} cannot hold a round of {recipe.round_groups} groups",
             hint="raise it, leave it out, or lower schedule.round_steps",
             fatal=True,
         )
@@ -130,7 +130,7 @@ def _window(recipe: Recipe) -> Iterator[Problem]:
         )
     # a group sees W/B new versions on average while in flight; twice that leaves room for the slow ones
     wanted = -(-2 * window // batch)
-    if wanted > K:
+    if wanted > K and recipe.window.groups != "auto":
         yield Problem(
             where="freshness.K",
             message=f"{K} with {window} open groups and batches of {batch}: long conversations may go stale",

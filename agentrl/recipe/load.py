@@ -7,7 +7,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -166,6 +167,9 @@ def _fault(recipe: type[Section], fault: str, document: Mapping[str, Any], path:
             value = value[int(part)]
         else:
             value, kind = value[part], get_type_hints(kind)[part]
+    if get_origin(kind) in (Union, UnionType):
+        words = [word for part in get_args(kind) if get_origin(part) is Literal for word in get_args(part)]
+        return f"found {value!r}, expected a whole number or {' or '.join(words)}", "correct the value"
     if isinstance(value, list) and get_origin(kind) is Literal:
         value = next((item for item in value if item not in get_args(kind)), value)
     if get_origin(kind) is Literal:

@@ -141,8 +141,11 @@ class Batch(Section):
 class Window(Section):
     """Depth, not freshness: how much work is offered. Versions passing while a group is in flight: W/B on average."""
 
-    groups: Natural = 0  # W: open groups (running, or ready and not yet trained and live); 0: twice the batch
-    attempts: Natural = 0  # conversations in flight; 0: what the engines' slots carry
+    # W: open groups (running, or ready and not yet trained and live); 0: twice the batch;
+    # auto: set at each step from what was measured, beginning there
+    groups: Natural | Literal["auto"] = 0
+    # conversations in flight; 0: what the engines' slots carry. Under auto the most, and 0: what the sandbox hosts take
+    attempts: Natural = 0
 
 
 class Freshness(Section):
@@ -263,9 +266,13 @@ class Recipe(Section):
 
     @property
     def window_groups(self) -> int:
-        return self.window.groups or max(2 * self.batch.groups, self.round_groups)
+        """Under `auto`: what it begins with."""
+        fixed = 0 if self.window.groups == "auto" else self.window.groups
+        return fixed or max(2 * self.batch.groups, self.round_groups)
 
     @property
     def window_attempts(self) -> int:
         """Conversations in flight: by default the slots of all engines: decoding, not admission, is the limit."""
+        if self.window.groups == "auto":
+            return self.window.attempts or self.sandbox.max_live * max(1, len(self.sandbox_hosts))
         return self.window.attempts or self.engines.count * self.engines.ranks * self.engines.slots

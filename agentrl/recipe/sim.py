@@ -72,8 +72,8 @@ class SimPolicy(Section):
     groups: Positive = 8  # B
     siblings: Positive = 32  # n
     spare: Natural = 0
-    window_groups: Natural = 0  # W; 0: twice the batch
-    window_attempts: Natural = 0  # offered trajectories; 0: those of the window
+    window_groups: Natural | Literal["auto"] = 0  # W; 0: twice the batch; auto: as measured
+    window_attempts: Natural = 0  # offered trajectories; 0: those of the window, under auto what the hosts take
     K: Natural = 8
     retries: Natural = 3
     attempt_timeout_s: Seconds = 7_200.0
@@ -101,10 +101,13 @@ class SimRecipe(Section):
 
     @property
     def window_groups(self) -> int:
-        return self.policy.window_groups or 2 * self.policy.groups
+        fixed = 0 if self.policy.window_groups == "auto" else self.policy.window_groups
+        return fixed or 2 * self.policy.groups
 
     @property
     def window_attempts(self) -> int:
+        if self.policy.window_groups == "auto":
+            return self.policy.window_attempts or self.fleet.hosts * self.fleet.sandboxes_per_host
         return self.policy.window_attempts or self.window_groups * (self.policy.siblings + self.policy.spare)
 
     def problems(self) -> Iterator[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from agentrl.scheduler import publication
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.groups import Group, Member, Phase
 from agentrl.scheduler.routing import Rank
+from agentrl.scheduler.sizing import Limit
 
 __all__ = [
     "DownStatus",
@@ -118,6 +119,8 @@ class Status(Record):
     hosts: dict[str, int]  # sandboxes in use by host
     blockers: str  # who keeps the next batch from the trainer
     mode: str = "async"
+    auto_window: bool = False  # window_groups and window_attempts follow what is measured
+    window_limits: tuple[Limit, ...] = ()  # what W and C would be by each, as of the last cut, least first
     when_stale: str = "drop"
     stall_s: float = 0.0  # quiet for so long, the run ends
     quiet_s: float = 0.0  # since anything moved
@@ -170,9 +173,9 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
         bank=len(core.bank),
         batch_groups=policy.groups,
         places_used=core.places_used,
-        window_groups=policy.window_groups,
+        window_groups=core.window.groups,
         attempts=len(core.table.running),
-        window_attempts=policy.window_attempts,
+        window_attempts=core.window.attempts,
         live_version=publication.live_version(engines.values(), core.version),
         paused=core.paused,
         draining=core.draining,
@@ -187,6 +190,8 @@ def picture(core: Core, now: float, recent: Recent | None = None, *, loop_lag_s:
         hosts={host: core.host_load[host] for host in core.hosts},
         blockers=core.blockers(now),
         mode=policy.mode,
+        auto_window=policy.auto,
+        window_limits=core.window.limits,
         when_stale=policy.when_stale,
         stall_s=policy.stall_s,
         quiet_s=max(0.0, now - core.moved_at),

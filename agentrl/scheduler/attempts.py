@@ -54,6 +54,8 @@ def ended(state: State, event: news.AttemptEnded, now: float) -> None:
     state.router.costs.learn(event.facts)
     group = state.table.groups[attempt.group]
     member.phase, member.facts, member.oldest, member.resume = Phase.DONE, event.facts, event.facts.oldest, None
+    member.life_s = now - (member.started if member.first is None else member.first)
+    state.window.ended(event.facts, member.life_s)
     group.done.append(member.index)
     if len(group.done) == state.policy.siblings:
         complete(state, group, now)
@@ -70,6 +72,7 @@ def complete(state: State, group: Group, now: float) -> None:
     took = now - group.admitted
     state.mean_group_s = took if not state.ledger.completed else 0.9 * state.mean_group_s + 0.1 * took
     state.ledger.completed += 1
+    state.window.completed(group, now)
     state.bank.add(group.id, now)
 
 
@@ -120,6 +123,7 @@ def refuse_if_stale(state: State, group: Group) -> None:
     if state.policy.when_stale == "mask":
         judged = max(f.versions[-1][0] for f in group.counted()) if group.ready is not None else None
     if judged is not None and freshness.is_stale(state.version, judged, state.policy.bound):
+        state.window.aged(group, state.version)
         drop(state, group, "stale")
 
 

@@ -27,9 +27,10 @@ class Core(State):
         if self.finished is not None and not isinstance(event, news.Resumed):
             return []
         self.out = []
+        self.window.elapsed(now, self.places_held, len(self.bank), len(self.table.running))
         self._absorb(event, now)
         attempts.expire(self, now)
-        self._fill()
+        self._fill(now)
         fleet.publish(self, now)
         cut.begin_round(self)
         self._start(now)
@@ -59,7 +60,7 @@ class Core(State):
                 self.asked = max(0, self.asked - 1)
                 self.offered.append(event.task)
             case news.TrainerReady():
-                self._trainer_ready(event)
+                self._trainer_ready(event, now)
             case news.TrainerDown():
                 self.trainer, self.ready_ahead = "absent", False
             case news.StepFinished():
@@ -85,13 +86,14 @@ class Core(State):
             case news.SandboxHostLoads() | news.Tick():
                 pass
 
-    def _trainer_ready(self, event: news.TrainerReady) -> None:
+    def _trainer_ready(self, event: news.TrainerReady, now: float) -> None:
         if event.version < self.version:
             return  # late: it has made a newer version since
         if self.trainer == "stepping":
             self.ready_ahead = event.version > self.version  # its StepFinished is still on the way
             return
         self.trainer = "ready"
+        self.window.trainer_ready(now)
         if self.training is not None:  # the step it was given before it (or we) went away
             self.trainer = "stepping"
             self.out.append(self.training)
@@ -107,6 +109,8 @@ class Core(State):
         self.training, self.version, self.steps = None, event.version, self.steps + 1
         cut.end_of_step(self, groups)
         self.trainer = "ready" if self.ready_ahead else "absent"  # until it asks for more
+        if self.ready_ahead:
+            self.window.trainer_ready(now)
         self.ready_ahead = False
         self._refuse_stale()
 
@@ -142,11 +146,12 @@ class Core(State):
 
     # --- rules ----------------------------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
+    def _fill(self, now: float) -> None:
         if self.trainer != "ready" or self.paused or self.draining or self.steps >= self.target:
             return
         chosen = cut.next_groups(self)
         if chosen:
+            self.window.cut(now, self.room)
             self.training = cut.make(self, chosen)
             self.batches += 1
             self.trainer = "stepping"
@@ -157,7 +162,7 @@ class Core(State):
         if self.paused or self.draining or self.steps >= self.target:
             return
         key = admission.key_of(self, now)
-        while len(self.table.running) < self.policy.window_attempts:
+        while len(self.table.running) < self.window.attempts:
             host = self._host()
             if host is None or not any(engine.takes_work for engine in self.engines):
                 return
@@ -206,7 +211,7 @@ class Core(State):
         while self.offered:
             task = self.offered.popleft()
             if task not in self.quarantine:
-                self.table.admit(task, self.policy.siblings + self.policy.spare, now)
+                self.table.admit(task, self.policy.siblings + self.policy.spare, now, self.window.groups)
                 self.ledger.admitted += 1
                 self.round_admitted += 1
                 return True

@@ -48,7 +48,7 @@ def may_admit(state: State) -> bool:
     policy = state.policy
     if policy.mode != "async" and state.round_admitted >= policy.round_groups:
         return False
-    return state.places_used < policy.window_groups and freshness.admits(
+    return state.places_used < state.window.groups and freshness.admits(
         open_groups=len(state.table.groups),
         batch_groups=policy.groups,
         stepping=state.training is not None,
@@ -80,6 +80,8 @@ def make(state: State, chosen: list[GroupId]) -> order.TrainOn:
     """The order for these groups; they leave the table."""
     state.bank.take(chosen)
     groups = [state.table.groups.pop(group) for group in chosen]
+    for group in groups:
+        state.window.aged(group, state.version)
     floor = state.version - state.policy.bound if is_masked(state) else None
     return order.TrainOn(
         batch=state.batches,

@@ -31,6 +31,8 @@ class Member:
     place: Place | None = None
     host: str = ""
     started: float = 0.0
+    first: float | None = None  # start of its first try
+    life_s: float = 0.0  # from then to its end
     oldest: Version | None = None  # of the running or the carried-over transcript
     floor: Version | None = None  # what its engine served when it was started: its first token is no older
     resume: AttemptId | None = None  # earlier try whose durable turns the next one carries on
@@ -43,6 +45,7 @@ class Group:
     task: TaskId
     admitted: float
     members: list[Member]
+    window: int = 0  # W when it was admitted
     ready: float | None = None
     done: list[int] = field(default_factory=list)  # member indices in completion order
 
@@ -80,8 +83,8 @@ class Table:
     _deadlines: list[tuple[float, AttemptId]] = field(default_factory=list)  # heap, pruned lazily
     _next_group: int = 0
 
-    def admit(self, task: TaskId, size: int, now: float) -> Group:
-        group = Group(GroupId(self._next_group), task, now, [Member(i) for i in range(size)])
+    def admit(self, task: TaskId, size: int, now: float, window: int = 0) -> Group:
+        group = Group(GroupId(self._next_group), task, now, [Member(i) for i in range(size)], window)
         self._next_group += 1
         self.groups[group.id] = group
         for member in group.members:
@@ -119,6 +122,7 @@ class Table:
         attempt = AttemptId(group.id, member.index, member.tries)
         member.phase, member.tries = Phase.RUNNING, member.tries + 1
         member.place, member.host, member.started = place, host, now
+        member.first = now if member.first is None else member.first
         self.running[attempt] = member
         heapq.heappush(self._deadlines, (deadline, attempt))
         return attempt

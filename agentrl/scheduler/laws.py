@@ -28,6 +28,7 @@ class Laws:
         self._trainer = Version(0)
         self._steps = 0
         self._batches: dict[int, order.TrainOn] = {}
+        self._running = self._places = 0
 
     def check(self, core: Core, commands: list[order.Command]) -> None:
         self.note(core, commands)
@@ -38,6 +39,7 @@ class Laws:
         if core.version < self._trainer or (stepped and core.version > self._trainer + stepped):
             raise LawBroken(8, f"the trainer went from version {self._trainer} to {core.version} in {stepped} steps")
         self._trainer, self._steps = core.version, core.steps
+        self._window(core)
         for command in commands:
             match command:
                 case order.StartAttempt():
@@ -54,7 +56,6 @@ class Laws:
         self._progress(core)
         self._slots(core)
         self._placements(core)
-        self._window(core)
         self._publication(core)
         self._bank(core)
         self._one_version(core)
@@ -113,8 +114,6 @@ class Laws:
         running = sum(m.phase is Phase.RUNNING for g in core.table.groups.values() for m in g.members)
         if running != len(core.table.running):
             raise LawBroken(4, f"{running} members run, {len(core.table.running)} attempts are known")
-        if running > core.policy.window_attempts:
-            raise LawBroken(4, f"{running} attempts run, the window allows {core.policy.window_attempts}")
         for attempt in core.table.running:
             group = core.table.groups.get(attempt.group)
             if group is None or group.members[attempt.member].tries - 1 != attempt.attempt:
@@ -131,8 +130,13 @@ class Laws:
             raise LawBroken(6, f"{hosts} sandboxes counted, {len(core.table.running)} attempts run")
 
     def _window(self, core: Core) -> None:
-        if core.places_used > core.policy.window_groups:
-            raise LawBroken(9, f"{core.places_used} places used of {core.policy.window_groups}")
+        """Nothing is begun beyond W and C; where they were just made smaller, what had begun goes on."""
+        places, running = core.places_used, len(core.table.running)
+        if places > max(core.window.groups, self._places):
+            raise LawBroken(9, f"{places} places used of {core.window.groups}")
+        if running > max(core.window.attempts, self._running):
+            raise LawBroken(4, f"{running} attempts run, the window allows {core.window.attempts}")
+        self._places, self._running = places, running
 
     def _publication(self, core: Core) -> None:
         swapping = 0

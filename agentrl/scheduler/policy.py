@@ -12,6 +12,7 @@ class Policy(Record):
     window_groups: int  # W: places for groups that are open, in training, or trained and not yet live everywhere
     window_attempts: int  # C: conversations in flight
     bound: int  # K
+    auto: bool = False  # W and C follow what is measured (sizing.py): W begins as window_groups, C is at most that
     spare: int = 0  # further attempts started per group; the first n to end count
     retries: int = 3
     attempt_timeout_s: float = 300.0

@@ -11,6 +11,7 @@ from agentrl.scheduler.bank import Bank
 from agentrl.scheduler.groups import Table
 from agentrl.scheduler.policy import Policy
 from agentrl.scheduler.routing import Engine, Router
+from agentrl.scheduler.sizing import Room, Window
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class State:
         self.round_trained = 0
         self.steps = 0
         self.target = policy.steps
+        self.window = Window(policy)
         self.table = Table()
         self.bank = Bank()
         self.router = Router()
@@ -73,7 +75,20 @@ class State:
         return self.version if self.policy.mode == "async" else self.round_version
 
     @property
+    def room(self) -> Room:
+        ranks = [rank for engine in self.engines for rank in engine.ranks]
+        return Room(
+            slots=sum(rank.slots for rank in ranks),
+            kv_tokens=sum(rank.kv_tokens for rank in ranks),
+            sandboxes=sum(self.hosts.values()),
+        )
+
+    @property
     def places_used(self) -> int:
         """Of the window: open groups, those in training, and trained ones whose weights are not live everywhere."""
+        return len(self.table.groups) + self.places_held
+
+    @property
+    def places_held(self) -> int:
         training = len(self.training.proofs) if self.training is not None else 0
-        return len(self.table.groups) + training + sum(count for _, count in self.held)
+        return training + sum(count for _, count in self.held)

@@ -44,6 +44,7 @@ def policy_of(recipe: Recipe) -> Policy:
         window_groups=recipe.window_groups,
         window_attempts=recipe.window_attempts,
         bound=recipe.freshness.K,
+        auto=recipe.window.groups == "auto",
         retries=recipe.schedule.retries,
         attempt_timeout_s=recipe.schedule.attempt_timeout_s,
         stall_s=recipe.schedule.stall_s,

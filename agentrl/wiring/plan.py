@@ -25,7 +25,8 @@ _ADAM_COPIES = 3  # a checkpoint: the weights and two moments
 
 
 class Window(Record):
-    """Groups and conversations. versions_in_flight: W/B, how many versions pass on average while a group is open."""
+    """Groups and conversations. versions_in_flight: W/B, how many versions pass on average while a group is open. auto:
+    groups is what the run begins with, attempts the most that it may come to."""
 
     groups: int
     batch_groups: int
@@ -37,6 +38,7 @@ class Window(Record):
     versions_in_flight: float
     bound: int  # K
     bound_wanted: int  # rule of thumb: K >= 2 W/B
+    auto: bool = False
 
 
 class Fleet(Record):
@@ -114,7 +116,8 @@ def plan(recipe: Recipe) -> Plan:
     lanes, serving = _lanes(recipe, problems)
     machine = _machine(recipe, serving, problems)
     fleet = _fleet(recipe, machine.model_bytes)
-    problems += [*_fleet_problems(fleet), *_machine_problems(recipe, machine)]
+    crowded = () if recipe.window.groups == "auto" else _fleet_problems(fleet)  # auto minds the caches
+    problems += [*crowded, *_machine_problems(recipe, machine)]
     problems.sort(key=lambda problem: not problem.fatal)
     return Plan(
         recipe=recipe.name,
@@ -153,6 +156,7 @@ def _window(recipe: Recipe) -> Window:
         versions_in_flight=groups / batch.groups,
         bound=recipe.freshness.K,
         bound_wanted=math.ceil(2 * groups / batch.groups),
+        auto=recipe.window.groups == "auto",
     )
 
 

@@ -45,6 +45,7 @@ def draw_policy(rng: random.Random) -> Policy:
         finish_timeout_s=rng.choice([5.0, 50.0]),
         when_stale=rng.choice(["drop", "wait", "mask"]),
         admission=rng.choice(["fifo", "frontier", "shortest-group", "longest-first", "expiry"]),
+        auto=mode == "async" and rng.random() < 0.3,
     )
 
 

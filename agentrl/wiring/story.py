@@ -165,7 +165,7 @@ class _Teller:
             elapsed_s=self._now,
             batch_groups=core.policy.groups,
             bound=core.policy.bound,
-            window_groups=core.policy.window_groups,
+            window_groups=core.window.groups,
             steps=tuple(self._steps()),
             samples=tuple(self._samples[::every]),
             lengths=Lengths(

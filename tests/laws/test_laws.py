@@ -49,6 +49,18 @@ def believing(core: State, **changes: object) -> Iterator[None]:
         core.policy = true
 
 
+@contextmanager
+def wider(core: State, *, groups: int = 0, attempts: int = 0) -> Iterator[None]:
+    """The core works by a window so much wider than the one that the laws hold it to."""
+    core.window.groups += groups
+    core.window.attempts += attempts
+    try:
+        yield
+    finally:
+        core.window.groups -= groups
+        core.window.attempts -= attempts
+
+
 # --- law 1: the ledger ------------------------------------------------------------------------------------------------
 
 
@@ -131,7 +143,7 @@ def one_attempt_too_many_runs(patch: pytest.MonkeyPatch) -> None:
     real = Core._start
 
     def start(core: Core, now: float) -> None:
-        with believing(core, window_attempts=core.policy.window_attempts + 1):
+        with wider(core, attempts=1):
             real(core, now)
 
     patch.setattr(Core, "_start", start)
@@ -212,9 +224,9 @@ def the_worst_sibling_is_left_out(patch: pytest.MonkeyPatch) -> None:
 def a_batch_is_cut_one_group_short(patch: pytest.MonkeyPatch) -> None:
     real = Core._fill
 
-    def fill(core: Core) -> None:
+    def fill(core: Core, now: float) -> None:
         with believing(core, groups=max(1, core.policy.groups - 1)):
-            real(core)
+            real(core, now)
 
     patch.setattr(Core, "_fill", fill)
 
@@ -236,10 +248,10 @@ def a_step_skips_a_version(patch: pytest.MonkeyPatch) -> None:
 def a_trainer_that_comes_back_is_given_another_batch(patch: pytest.MonkeyPatch) -> None:
     real = Core._trainer_ready
 
-    def ready(core: Core, event: news.TrainerReady) -> None:
+    def ready(core: Core, event: news.TrainerReady, now: float) -> None:
         if core.training is not None and core.trainer == "absent":
             core.training = msgspec.structs.replace(core.training, attempts=core.training.attempts[::-1])
-        real(core, event)
+        real(core, event, now)
 
     patch.setattr(Core, "_trainer_ready", ready)
 
@@ -253,7 +265,7 @@ def a_place_frees_when_the_step_begins(patch: pytest.MonkeyPatch) -> None:
     real = cut.may_admit
 
     def may_admit(state: State) -> bool:
-        with believing(state, window_groups=state.policy.window_groups + state.places_used - len(state.table.groups)):
+        with wider(state, groups=state.places_used - len(state.table.groups)):
             return real(state)
 
     patch.setattr(cut, "may_admit", may_admit)

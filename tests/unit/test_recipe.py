@@ -86,6 +86,7 @@ def test_what_is_wrong_is_named(file: Path, text: str, message: str, hint: str) 
         (".groups=1", "not of the form a.b=c", "--set batch.groups=8"),
         ("steps=many", "--set steps=many: found 'many', expected int", ""),
         ("name.x=1", "name is a value, not a section", ""),
+        ("window.groups=atuo", "found 'atuo', expected a whole number or auto", "correct the value"),
         ("window.groups=2", "--set window.groups=2: 2 open groups can never fill a batch of 4", "at least 4"),
     ],
 )

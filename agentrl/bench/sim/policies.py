@@ -78,9 +78,9 @@ class AbortAndResume(Core):
     def __init__(self, policy: Policy, depth: int) -> None:
         super().__init__(policy)
 
-    def _fill(self) -> None:
+    def _fill(self, now: float) -> None:
         before = self.batches
-        super()._fill()
+        super()._fill(now)
         if self.batches > before:
             for attempt in list(self.table.running):
                 attempts.interrupt(self, attempt, "the batch is complete")

@@ -86,6 +86,7 @@ def policy_of(recipe: SimRecipe) -> Policy:
         window_groups=recipe.window_groups,
         window_attempts=recipe.window_attempts,
         bound=policy.K,
+        auto=policy.window_groups == "auto",
         retries=policy.retries,
         attempt_timeout_s=policy.attempt_timeout_s,
         stall_s=policy.stall_s,
