@@ -1,8 +1,8 @@
-"""Sheets as pictures (PNG). What is simulated says so in its title; what was published is drawn beside it."""
+"""Sheets as pictures (PNG). What is simulated or measured says so in its title; what was published is drawn beside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -142,6 +142,43 @@ def _ages(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     yield "ages", figure
 
 
+def _live(sheet: Sheet, title: str, colours: Sequence[str]) -> Figure:
+    """Mean seconds of each arm's runs, single intervals as dots, and what the CPUs alone would take."""
+    arms = sheet.data["arms"]
+    figure, [axes] = _axes(7.2, 0.9 + 0.5 * len(arms))
+    rows = range(len(arms))
+    seconds = [[run["mean_s"] for run in runs] for runs in arms.values()]
+    means = [mean(values) for values in seconds]
+    axes.barh(rows, means, 0.56, xerr=[interval(values) for values in seconds], color=colours, ecolor=INK, zorder=2)
+    for row, runs in zip(rows, arms.values(), strict=True):
+        singles = [single for run in runs for single in run["intervals_s"]]
+        axes.plot(singles, [row + 0.39] * len(singles), "|", color=INK, alpha=0.35, markersize=5)
+        floor = mean(sum(run["cpu_s"].values()) for run in runs) / sheet.data["cpus"]
+        axes.plot([floor, floor], [row - 0.28, row + 0.28], color="white", linewidth=1.5, zorder=3)
+        label = f"{means[row]:.2f} s" + ("" if row == 0 else f", {means[row] / means[0] - 1:+.0%}")
+        axes.annotate(
+            label, (means[row] + interval(seconds[row]), row), xytext=(6, 0), textcoords="offset points", va="center"
+        )
+    axes.set_yticks(list(rows), [_fold(name) for name in arms])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * max(m + interval(values) for m, values in zip(means, seconds, strict=True)))
+    drawn = (
+        f"mean of {len(seconds[0])} runs, 95 %; ticks: single steps; white: CPU seconds over {sheet.data['cpus']} CPUs"
+    )
+    axes.set_xlabel(f"seconds a step ({drawn})")
+    axes.set_title(f"{title}: {sheet.recipe} (measured)")
+    return figure
+
+
+def _collect(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    yield "collect", _live(sheet, "The ladder, live", [OURS] * len(sheet.data["arms"]))
+
+
+def _publish(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    colours = [THEIRS if name.startswith("fixed") else OURS for name in sheet.data["arms"]]
+    yield "publish", _live(sheet, "Publication, live", colours)
+
+
 def _speed(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     figure = Figure(figsize=(7.2, 3.0))
     left, right = figure.subplots(1, 2, sharey=True)
@@ -204,4 +241,6 @@ _PICTURES: dict[str, Callable[[Sheet], Iterator[tuple[str, Figure]]]] = {
     "publication": _ages,
     "speed": _speed,
     "peers": _peers,
+    "collect": _collect,
+    "publish": _publish,
 }

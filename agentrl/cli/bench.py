@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json as text
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +20,7 @@ from rich.console import Console
 from agentrl.bench.sim.sheet import Sheet, beside
 from agentrl.cli.common import FAILED, Quiet, RecipeFile, RunFolder, Set, console, out, table
 from agentrl.cli.progress import progress
+from agentrl.errors import UnavailableError
 from agentrl.recipe.load import load, load_sim
 from agentrl.recipe.schema import Recipe
 from agentrl.recipe.sim import SimRecipe
@@ -32,7 +36,15 @@ class Arms(StrEnum):
     SERVING = "serving"
     PUBLICATION = "publication"
     PEERS = "peers"
+    WINDOW = "window"
     SPEED = "speed"
+
+
+class InFlight(StrEnum):
+    CONTINUE = "continue"
+    FINISH = "finish"
+    REGENERATE = "regenerate"
+    RESTART = "restart"
 
 
 MaybeRecipe = Annotated[Path | None, typer.Argument(help="Default: the part's own defaults.", show_default=False)]
@@ -142,6 +154,78 @@ def _keep(recipe: SimRecipe, folder: Path, json: Path | None, quiet: bool) -> No
     finish = keep(recipe, recipe.seed, folder)
     said = f"{finish.outcome} [dim]in virtual time; see it:[/] agentrl top {folder}"
     _give({"folder": str(folder), "outcome": finish.outcome}, lambda to: to.print(said), json, quiet)
+
+
+Repeat = Annotated[int, typer.Option(min=1, help="Runs of each arm, from the recipe's seed on.")]
+OutFolder = Annotated[
+    Path | None, typer.Option(help="Keeps each arm's run, for report and top. Default: runs/bench-WHAT-NAME-TIME.")
+]
+Figures = Annotated[Path | None, typer.Option(help="Draw PNG figures into this folder.")]
+
+
+@app.command()
+def collect(
+    recipe: RecipeFile,
+    batches: Annotated[int | None, typer.Option(min=1, help="Of each run; default: the recipe's steps.")] = None,
+    repeat: Repeat = 3,
+    out: OutFolder = None,
+    figures: Figures = None,
+    set_: Set = None,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Live, at fixed weights: what routing, lanes and the bank each take off the time to a batch."""
+    from agentrl.bench.live import collect as part
+
+    loaded = load(recipe, overrides=[*(set_ or []), *([f"steps={batches}"] if batches else [])])
+    _live("collect", loaded, partial(part.run, loaded, recipe, repeat=repeat), out, figures, json, quiet)
+
+
+@app.command()
+def publish(
+    recipe: RecipeFile,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of each run; default: the recipe's.")] = None,
+    repeat: Repeat = 3,
+    in_flight: Annotated[list[InFlight] | None, typer.Option(help="Only this. May be repeated.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Both orders of each, also at half the K.")] = False,
+    out: OutFolder = None,
+    figures: Figures = None,
+    set_: Set = None,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Live, with a trainer: what each strategy of publication adds to a step, and what it throws away."""
+    from agentrl.bench.live import publish as part
+
+    loaded = load(recipe, overrides=[*(set_ or []), *([f"steps={steps}"] if steps else [])])
+    run = partial(part.run, loaded, recipe, full=full, in_flight=in_flight or list(InFlight), repeat=repeat)
+    _live("publish", loaded, run, out, figures, json, quiet)
+
+
+def _live(
+    what: str,
+    recipe: Recipe,
+    run: Callable[..., Sheet],
+    out: Path | None,
+    figures: Path | None,
+    json: Path | None,
+    quiet: bool,
+) -> None:
+    """The sheet is kept beside the runs as well."""
+    if figures is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UnavailableError("matplotlib is not installed", hint="pip install 'agentrl[report]'")
+    folder = out or Path("runs") / f"bench-{what}-{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    silent = quiet or str(json) == "-"
+    with progress(quiet=silent) as tell:
+        sheet = run(out=folder, tell=tell, said=lambda line: _say(silent, line))
+    (folder / "sheet.json").write_bytes(msgspec.json.format(msgspec.json.encode(sheet)))
+    if figures is not None:
+        from agentrl.bench.figures import draw
+
+        for path in draw(sheet, figures):
+            _say(silent, f"drew {path}")
+    _give(msgspec.to_builtins(sheet), lambda to: _draw_sheet(to, sheet), json, quiet)
+    _say(silent, f"each arm's runs and sheet.json: {folder}")
 
 
 @app.command()

@@ -56,15 +56,20 @@ class Unpublished:
         self._store = store
         self._keep = keep
         self._held = Version(0)
+        self._idle = asyncio.Event()  # no step is under way: the trainer may ask again before its step is reported
+        self._idle.set()
 
     async def wait_ready(self) -> Version:
         await self._inner.wait_ready()
+        await self._idle.wait()
         return Version(0)
 
     async def step(self, batch: Batch) -> StepReport:
+        self._idle.clear()
         report = await self._inner.step(_as_of(batch, self._held))
         self._held = report.version
         await asyncio.to_thread(self._store.prune, self._keep, (Version(0),))
+        self._idle.set()
         return msgspec.structs.replace(report, version=batch.version)
 
     async def aclose(self) -> None:
