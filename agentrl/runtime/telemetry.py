@@ -69,6 +69,7 @@ class Telemetry(Listener):
         self._last = _Totals()
         self._by_group: Counter[GroupId] = Counter()  # sampled tokens of groups whose story is not over
         self._ready_at: float | None = None
+        self._window: dict[int, dict[str, Any]] = {}  # batch -> W and C when it was cut, and what held them
         self._cut: dict[int, tuple[float, float]] = {}  # batch -> (when it was cut, how long the trainer had waited)
         self._cut_before = 0.0
         self._finished: dict[Version, float] = {}
@@ -158,6 +159,7 @@ class Telemetry(Listener):
                 case orders.TrainOn():
                     self._cut[order.batch] = (now, now - (self._ready_at if self._ready_at is not None else now))
                     self._ready_at = None
+                    self._window[order.batch] = _window(core)
                 case orders.DropGroup():
                     self._sum.wasted += self._by_group.pop(order.group, 0)
                 case _:
@@ -198,6 +200,7 @@ class Telemetry(Listener):
                 "trained": trained,
                 "wasted": total.wasted - last.wasted,
             },
+            "window": self._window.pop(batch.id, None),
             "prefix_reuse": _ratio(total.cached - last.cached, total.reusable - last.reusable),
             "length_ratio": self._length_ratio(),
             "logprob_gap": {
@@ -287,6 +290,15 @@ class Telemetry(Listener):
 
     def close(self) -> None:
         self.trace.close()
+
+
+def _window(core: Core) -> dict[str, Any]:
+    limits = core.window.limits
+    return {
+        "groups": core.window.groups,
+        "attempts": core.window.attempts,
+        "limits": [f"{limit.of} ≤ {limit.value:.0f} ({limit.name}): {limit.said}" for limit in limits],
+    }
 
 
 def _ratio(part: float, whole: float) -> float:
