@@ -37,7 +37,7 @@ def figures(sheet: Sheet) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(sheet, wall_s=0.0))
 
 
-@pytest.mark.parametrize("arm", ["ladder", "publication", "peers"])
+@pytest.mark.parametrize("arm", ["ladder", "publication", "peers", "window"])
 def test_an_arm_is_complete_and_the_same_twice(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "DEPTHS", (2, 4))
     recipe = small(*BRIEF)
