@@ -205,6 +205,35 @@ def _speed(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     yield "speed", figure
 
 
+def _windows(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    """One panel for each bound."""
+    bounds = sorted({row["K"] for row in sheet.data["windows"]}, reverse=True)
+    figure, panels = _axes(7.2, 2.9 * len(bounds), len(bounds))
+    for axes, bound in zip(panels, bounds, strict=True):
+        rows = [row for row in sheet.data["windows"] if row["K"] == bound]
+        seconds = [[run["mean_s"] for run in row["runs"]] for row in rows]
+        colours = [OURS if row["arm"].startswith("auto") else THEIRS for row in rows]
+        bars = axes.barh(
+            range(len(rows)),
+            [mean(values) for values in seconds],
+            0.6,
+            xerr=[interval(values) for values in seconds],
+            color=colours,
+            ecolor=INK,
+        )
+        labels = [
+            f"{mean(values):.0f} s, length {mean(run['returned_ratio'] for run in row['runs']):.2f}"
+            for row, values in zip(rows, seconds, strict=True)
+        ]
+        axes.bar_label(bars, labels, padding=6)
+        axes.set_yticks(range(len(rows)), [row["arm"] for row in rows])
+        axes.invert_yaxis()
+        axes.margins(x=0.3)
+        axes.set_title(f"K = {bound}, {sheet.recipe} (simulated)")
+    panels[-1].set_xlabel("seconds a batch, a trainer and live updates included")
+    yield "windows", figure
+
+
 def _peers(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     loose = max(row["K"] for row in sheet.data["policies"])
     rows = [row for row in sheet.data["policies"] if row["K"] in (0, loose)]
@@ -241,6 +270,7 @@ _PICTURES: dict[str, Callable[[Sheet], Iterator[tuple[str, Figure]]]] = {
     "publication": _ages,
     "speed": _speed,
     "peers": _peers,
+    "window": _windows,
     "collect": _collect,
     "publish": _publish,
 }
