@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,14 @@ def ran(cwd: Path, *argv: str | Path, timeout_s: float = 90.0) -> Done:
             process.kill()
             raise
     return Done(process.returncode, out, err)
+
+
+def until(condition: Any, *, within_s: float = 30.0) -> None:
+    """Another process says nothing when it has got there, so it is asked."""
+    ends = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends, "not within its time"
+        time.sleep(0.02)
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from agentrl.publish.store import DiskWeightStore
 from agentrl.records import Version
-from tests.cli import RECIPE, agentrl, left_behind, ran, started
+from tests.cli import RECIPE, agentrl, left_behind, ran, started, until
 
 pytestmark = pytest.mark.live
 
@@ -29,14 +27,6 @@ def place(tmp_path: Path) -> Iterator[Path]:
     for kind in ("serve", "sandbox"):
         ran(tmp_path, kind, "down", RECIPE, "--quiet")
     assert left_behind(tmp_path) == []
-
-
-def until(condition: Any, *, within_s: float = 30.0) -> None:
-    """Another process says nothing when it has got there, so it is asked."""
-    ends = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < ends, "not within its time"
-        time.sleep(0.02)
 
 
 def test_engines_live_on_and_take_versions(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.bench.figures import draw
-from agentrl.bench.live import collect, figures, play, publish
-from agentrl.bench.live.figures import Aim
+from agentrl.bench.live import collect, play, publish, sheet
+from agentrl.bench.live.sheet import Aim
 from agentrl.cli.bench import _draw_sheet
 from agentrl.errors import UserError
 from agentrl.recipe.load import load
@@ -149,7 +149,7 @@ def summary(*intervals: float) -> dict[str, Any]:
 
 
 def test_the_first_steps_count_for_nothing() -> None:
-    found = figures.figures(summary(1.0, 2.0, 6.0), [a_trajectory()])
+    found = sheet.measured(summary(1.0, 2.0, 6.0), [a_trajectory()])
     assert (found["mean_s"], found["median_s"], found["intervals_s"]) == (3.0, 2.0, [1.0, 2.0, 6.0])
     assert found["trajectories_per_min"] == pytest.approx(60 * 96 / 9)
     assert (found["generated"], found["wasted"], found["wasted_share"]) == (100, 10, 0.1)
@@ -161,14 +161,14 @@ def test_the_first_steps_count_for_nothing() -> None:
 def test_reuse_is_of_all_prompt_tokens() -> None:
     trajectory = a_trajectory()
     turn = msgspec.structs.replace(trajectory.turns[0], prompt_tokens=100, cached_tokens=25, reusable_tokens=25)
-    found = figures.figures(summary(1.0, 1.0), [msgspec.structs.replace(trajectory, turns=(turn,))])
+    found = sheet.measured(summary(1.0, 1.0), [msgspec.structs.replace(trajectory, turns=(turn,))])
     assert found["reuse"] == 0.25
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
     before, after = [{"mean_s": 10.0}, {"mean_s": 20.0}], [{"mean_s": 5.0}, {"mean_s": 19.0}]
-    assert figures.saved(before, after) == [5.0, 1.0]
-    assert figures.less(before, after) == pytest.approx([0.5, 0.05])
+    assert sheet.saved(before, after) == [5.0, 1.0]
+    assert sheet.less(before, after) == pytest.approx([0.5, 0.05])
 
 
 @pytest.mark.parametrize(
@@ -188,45 +188,45 @@ def test_an_aim_is_met_only_beyond_the_spread(values: tuple[float, ...], most: b
 
 def runs_of(arms: tuple[play.Arm, ...], *means: float) -> play.Runs:
     cpu = {"engines": 0.4, "sandboxes": 1.6, "trainer": 0.0, "controller": 0.4}
-    made = {}
+    found = {}
     for arm, seconds in zip(arms, means, strict=True):
-        each = [figures.figures(summary(seconds, seconds + d), [a_trajectory()]) | {"cpu_s": cpu} for d in (0.1, 0.2)]
-        made[arm.name] = each
-    return made
+        each = [sheet.measured(summary(seconds, seconds + d), [a_trajectory()]) | {"cpu_s": cpu} for d in (0.1, 0.2)]
+        found[arm.name] = each
+    return found
 
 
-def printed(sheet: Any) -> str:
+def printed(drawn: Any) -> str:
     to = io.StringIO()
-    _draw_sheet(Console(width=240, file=to), sheet)
+    _draw_sheet(Console(width=240, file=to), drawn)
     return to.getvalue()
 
 
 def test_the_ladders_sheet_says_what_was_aimed_at_and_what_the_cpus_allow(tmp_path: Path) -> None:
     arms = collect.arms_of(recipe(), FILE)
-    sheet = collect.sheet(recipe(), runs_of(arms, 4.0, 3.0, 3.0, 2.4), 1.0)
-    text = printed(sheet)
+    made = collect.sheet(recipe(), runs_of(arms, 4.0, 3.0, 3.0, 2.4), 1.0)
+    text = printed(made)
     assert "at least 66.9 %" in text
     assert "MISSED" in text
-    steps = sheet.tables[1]
+    steps = made.tables[1]
     assert [row[0] for row in steps.rows] == [*(arm.name for arm in arms[1:]), "all together"]
     assert steps.rows[0][1].startswith("-1.00")
-    floor = sheet.tables[2].rows[0]
-    assert floor[-2] == f"{2.4 / sheet.data['cpus']:.2f}"
-    [picture] = draw(sheet, tmp_path)
+    floor = made.tables[2].rows[0]
+    assert floor[-2] == f"{2.4 / made.data['cpus']:.2f}"
+    [picture] = draw(made, tmp_path)
     assert picture.stat().st_size > 5_000
-    assert msgspec.json.decode(msgspec.json.encode(sheet))["data"]["arms"].keys() == sheet.data["arms"].keys()
+    assert msgspec.json.decode(msgspec.json.encode(made))["data"]["arms"].keys() == made.data["arms"].keys()
 
 
 def test_what_publication_adds_is_against_the_step_with_nothing_published(tmp_path: Path) -> None:
     arms = publish.arms_of(recipe(), FILE, full=False)
-    sheet = publish.sheet(recipe(), runs_of(arms, 1.0, 2.0, 3.0, 2.02, 2.5, 2.5, 4.0), 1.0)
-    rows = {row[0]: row for row in sheet.tables[0].rows}
+    made = publish.sheet(recipe(), runs_of(arms, 1.0, 2.0, 3.0, 2.02, 2.5, 2.5, 4.0), 1.0)
+    rows = {row[0]: row for row in made.tables[0].rows}
     assert rows[publish.UNPUBLISHED][4:] == ("", "", "")
     assert rows["rolling, continue, K = 4"][4].startswith("+0.02")
     assert rows["rolling, continue, K = 4"][6].startswith("-0.98")
     assert rows["all, continue, K = 4"][4:] == ("+1.00 ± 0.00", "+48.2 ± 5.6 %", "")
-    assert "at most 5 %" in printed(sheet)
-    assert [path.name for path in draw(sheet, tmp_path)] == ["bench-local-publish.png"]
+    assert "at most 5 %" in printed(made)
+    assert [path.name for path in draw(made, tmp_path)] == ["bench-local-publish.png"]
 
 
 # --- a trainer whose weights go nowhere -------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.bench.live.figures import Aim, aims_table, cpu_table, less, of, plus_minus, saved, seconds_cells
 from agentrl.bench.live.play import Arm, Runs, play_all, ready
+from agentrl.bench.live.sheet import Aim, aims_table, cpu_table, less, of, plus_minus, saved, seconds_cells
 from agentrl.bench.sim.sheet import Sheet, Table
 from agentrl.errors import RecipeError
 from agentrl.ports import Progress

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agentrl.bench.live import cpu
-from agentrl.bench.live.figures import WARM, figures
+from agentrl.bench.live.sheet import WARM, measured
 from agentrl.errors import AgentRLError, RecipeError, UserError
 from agentrl.ports import Progress
 from agentrl.recipe.check import check
@@ -93,7 +93,7 @@ async def _play(recipe: Recipe, trial: Trial, folder: Path, tell: Progress) -> d
     if finish.outcome != "done":
         raise AgentRLError(f"{folder}: the run ended as {finish.outcome}: {finish.detail}", hint="see its logs/run.log")
     spent = {role: (looks[-1][role] - looks[0][role]) / (recipe.steps - WARM) for role in cpu.ROLES}
-    return {"folder": str(folder), "seed": recipe.seed, **figures(summary, read(folder).trajectories), "cpu_s": spent}
+    return {"folder": str(folder), "seed": recipe.seed, **measured(summary, read(folder).trajectories), "cpu_s": spent}
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from statistics import mean
 
 import msgspec
 
-from agentrl.bench.live.figures import Aim, Run, aims_table, cpu_table, of, plus_minus, saved, seconds_cells
 from agentrl.bench.live.play import Arm, Runs, play_all, ready
+from agentrl.bench.live.sheet import Aim, Run, aims_table, cpu_table, of, plus_minus, saved, seconds_cells
 from agentrl.bench.sim.sheet import Sheet, Table
 from agentrl.errors import RecipeError
 from agentrl.ports import Progress

@@ -16,7 +16,7 @@ WARM = 2  # first intervals left out: engines, caches and window are empty
 Run = Mapping[str, Any]
 
 
-def figures(summary: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def measured(summary: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Of the steps after the first WARM, unless it says otherwise. Seconds, tokens; shares of 1. trajectories: all that
     the run kept."""
     steps = summary["steps"][WARM:]
