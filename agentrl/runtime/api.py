@@ -1,6 +1,7 @@
 """The run's HTTP face, on loopback with a token: status, event stream, trainers, pause, drain.
 
 GET  /v1/status            Status
+GET  /v1/attempts/{group}/{member}/{try}  Life: what one attempt has done
 GET  /metrics              for Prometheus
 GET  /v1/events            server-sent events: {"now", "event", "commands"} as they happen
 POST /v1/pause {"on": b}   no new attempts and batches until {"on": false}
@@ -24,12 +25,12 @@ from aiohttp import web
 
 from agentrl import ports, wire
 from agentrl.errors import AgentRLError
-from agentrl.records import Version
+from agentrl.records import AttemptId, GroupId, Version
 from agentrl.runtime.desk import LeaseGone, RunOver, TrainerDesk, WrongVersion
 from agentrl.runtime.loop import Driver, Service
 from agentrl.runtime.metrics import CONTENT_TYPE, Metrics
 from agentrl.runtime.recent import Recent
-from agentrl.runtime.status import Status, picture
+from agentrl.runtime.status import Life, Status, picture
 from agentrl.runtime.trainer_api import TrainerFace
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -99,6 +100,7 @@ class Face:
         self.stream = Stream()
         self.recent = Recent()
         self.metrics: Metrics | None = None
+        self.lives: Callable[[AttemptId], Life] = lambda attempt: Life()  # in a thread
         self._recipe = recipe
         self._trainers = TrainerFace(driver, desk, inbox)
 
@@ -131,6 +133,7 @@ class Face:
         app.add_routes(
             [
                 web.get("/v1/status", self._status),
+                web.get(r"/v1/attempts/{group:\d+}/{member:\d+}/{attempt:\d+}", self._life),
                 web.get("/metrics", self._told_metrics),
                 web.get("/v1/events", self._events),
                 web.get(wire.VERSIONS, self._versions),
@@ -163,6 +166,10 @@ class Face:
 
     async def _status(self, request: web.Request) -> web.Response:
         return _json(self.picture())
+
+    async def _life(self, request: web.Request) -> web.Response:
+        group, member, attempt = (int(request.match_info[part]) for part in ("group", "member", "attempt"))
+        return _json(await asyncio.to_thread(self.lives, AttemptId(GroupId(group), member, attempt)))
 
     async def _told_metrics(self, request: web.Request) -> web.Response:
         if self.metrics is None:

@@ -6,10 +6,11 @@ with the figure, and what to change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import fmean, median
 
-from agentrl.records import LaneStatus, Record
+from agentrl.records import Lane, LaneStatus, Record
 from agentrl.runtime.status import DownStatus, EngineStatus, GroupStatus, MemberStatus, Status
 
 _STEPS = 5  # cut batches before tuning is spoken of
@@ -18,10 +19,13 @@ _PATIENCE_S = 10.0  # below this nothing is an alarm, whatever the usual pace
 _SLOW = 3.0  # so many times the usual duration is no longer usual
 _IDLE, _BUSY = 0.15, 0.03  # share of the trainer's time spent waiting: above is worth a change, below is none
 _LANE_WAIT_S = 1.0
+_LANE_SHARE = 0.25  # of the conversations: so many in one lane's queue are what the batch waits for
+_USUAL = 30  # pictures, a second apart, that tell what is usual: a hint that comes and goes helps nobody
 _KV = 0.9
 _SHORT = 0.9
 _STALE = 0.05
 _LAG_S = 0.5  # that the run's event loop is late: noticeable beside a turn
+_AGAIN = "it is started again until its restarts are spent"
 
 
 class Advice(Record):
@@ -40,7 +44,7 @@ def advise(history: Sequence[Status]) -> list[Advice]:
     if not history or history[-1].outcome:
         return []
     found = list(_alarms(history))
-    return found or list(_hints(history[-1]))
+    return found or list(_hints(history))
 
 
 # --- alarms -----------------------------------------------------------------------------------------------------------
@@ -64,7 +68,7 @@ def _alarm(name: str, saw: str, change: str, key: str = "") -> Advice:
 
 def _halted(status: Status) -> Iterator[Advice]:
     if status.draining:
-        yield _alarm("draining", "the run drains and will end", "the same `agentrl run` with its folder goes on")
+        yield _alarm("draining", "the run drains and will end", "to go on: the same `agentrl run` with its --run-dir")
     elif status.paused:
         yield _alarm("paused", "the run is paused: nothing new starts, no batch is cut", "press p to go on")
 
@@ -77,9 +81,10 @@ def _fallen(status: Status) -> Iterator[Advice]:
             continue
         saw = f"{gone.kind} {gone.name} is down for {status.now_s - gone.at_s:.0f} s: {gone.reason}"
         if gone.kind == "engine":
-            yield _alarm("engine-down", saw, f"it is started again; see logs/{gone.name}.log", "engines.restarts")
+            yield _alarm("engine-down", saw, f"{_AGAIN}; see logs/{gone.name}.log", "engines.restarts")
         else:
-            yield _alarm("host-down", saw, "its attempts go on elsewhere; see its daemon's log", "sandbox.restarts")
+            other = "its attempts go on elsewhere" if status.hosts else "its attempts wait for it"
+            yield _alarm("host-down", saw, f"{other}; {_AGAIN}; see logs/", "sandbox.restarts")
 
 
 def _unreachable(machine: str, status: Status) -> Advice:
@@ -102,7 +107,9 @@ def _boxes(lost: Sequence[DownStatus]) -> bool:
 def _failing(status: Status) -> Iterator[Advice]:
     if status.failing >= 3:
         saw = f"{status.failing} attempts failed in a row, the last one {status.last_fault}"
-        yield _alarm("failing", saw, "see the host and the engine that it names", "schedule.retries")
+        yield _alarm(
+            "failing", saw, "see the log of what it names; after its retries a sibling is lost", "schedule.retries"
+        )
 
 
 def _late_loop(status: Status) -> Iterator[Advice]:
@@ -117,10 +124,17 @@ def _trainer(status: Status) -> Iterator[Advice]:
     usual, waited = median(steps) if steps else 0.0, status.trainer_for_s
     if status.trainer == "stepping" and steps and waited > max(2 * _PATIENCE_S, _SLOW * usual):
         saw = f"the trainer is at its step for {waited:.0f} s; usually it takes {usual:.1f} s"
-        yield _alarm("trainer-slow", saw, "see logs/trainer.log; its lease runs out by itself", "train.step_timeout_s")
+        yield _alarm(
+            "trainer-slow",
+            saw,
+            "see logs/trainer.log; one that is silent for longer loses its batch",
+            "train.step_timeout_s",
+        )
     elif status.trainer == "absent" and status.bank >= status.batch_groups and waited > _PATIENCE_S:
         saw = f"a batch is ready and no trainer has asked for {waited:.0f} s"
-        yield _alarm("trainer-absent", saw, "see logs/trainer.log, or attach one: agentrl train RECIPE --attach RUN")
+        yield _alarm(
+            "trainer-absent", saw, "it may be starting: see logs/trainer.log; or: agentrl train RECIPE --attach RUN"
+        )
 
 
 def _stuck_engines(history: Sequence[Status]) -> Iterator[Advice]:
@@ -129,7 +143,12 @@ def _stuck_engines(history: Sequence[Status]) -> Iterator[Advice]:
             continue
         if (since := _in_phase_for(history, engine)) > 6 * _PATIENCE_S and engine.phase != "serving":
             saw = f"engine {engine.name} (v{engine.version}) has been {engine.phase} for {since:.0f} s"
-            yield _alarm("engine-stuck", saw, f"see logs/{engine.name}.log", "engines.admin_timeout_s")
+            yield _alarm(
+                "engine-stuck",
+                saw,
+                f"see logs/{engine.name}.log; each of its calls has a limit",
+                "engines.admin_timeout_s",
+            )
 
 
 def _in_phase_for(history: Sequence[Status], engine: EngineStatus) -> float:
@@ -156,7 +175,7 @@ def _straggler(status: Status) -> Iterator[Advice]:
                 f" runs {member.for_s:.0f} s on engine {member.place}, sandbox host {member.host};"
                 f" its {group.done} siblings took {usual:.0f} s"
             )
-            limit = f"spares, or a limit below {status.attempt_timeout_s:.0f} s"
+            limit = f"start spare siblings, or lower the limit of {status.attempt_timeout_s:.0f} s"
             yield _alarm("straggler", saw, limit, "batch.spare, schedule.attempt_timeout_s")
             return
 
@@ -171,7 +190,9 @@ def _last_ones(status: Status) -> list[tuple[GroupStatus, MemberStatus]]:
 def _quiet(status: Status) -> Iterator[Advice]:
     if status.stall_s and not status.paused and status.quiet_s > max(_PATIENCE_S, status.stall_s / 2):
         saw = f"nothing has moved for {status.quiet_s:.0f} s: {status.blockers}"
-        yield _alarm("quiet", saw, f"at {status.stall_s:.0f} s the run ends", "schedule.stall_s")
+        yield _alarm(
+            "quiet", saw, f"see logs/; at {status.stall_s:.0f} s the run ends, exit code 4", "schedule.stall_s"
+        )
 
 
 def _patience(status: Status) -> float:
@@ -191,14 +212,20 @@ def attempt_name(group: GroupStatus, member: MemberStatus) -> str:
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 
-def _hints(status: Status) -> Iterator[Advice]:
+def _hints(history: Sequence[Status]) -> Iterator[Advice]:
+    status = history[-1]
     if len(status.recent) < _STEPS:
         return
     yield from _memory(status)
-    yield from _lanes(status)
+    lanes = list(_lanes(history))
+    yield from lanes
     yield from _ages(status)
     yield from _bias(status)
-    yield from _pace(status)
+    yield from _pace(history, lanes=bool(lanes))
+
+
+def _usual(history: Sequence[Status], of: Callable[[Status], float]) -> int:
+    return round(median(of(status) for status in history[-_USUAL:]))
 
 
 def _hint(name: str, saw: str, change: str, key: str) -> Advice:
@@ -212,19 +239,24 @@ def idle_share(status: Status) -> float:
     return sum(s.waited_s for s in steps) / whole if whole else 0.0
 
 
-def _pace(status: Status) -> Iterator[Advice]:
-    """Who is the bottleneck: the window, the conversations in flight, the engines, or the trainer."""
-    idle, running, slots = idle_share(status), sum(e.running for e in status.engines), _slots(status)
+def _pace(history: Sequence[Status], *, lanes: bool) -> Iterator[Advice]:
+    """Who is the bottleneck: the window, the conversations in flight, the engines, or the trainer. lanes: it is one of
+    the sandboxes, and more conversations would only wait there."""
+    status = history[-1]
+    idle, slots = idle_share(status), _slots(status)
+    running, attempts = _usual(history, _running), _usual(history, lambda s: s.attempts)
     if idle > _IDLE:
-        saw = f"the trainer waited {100 * idle:.0f} % of the last {len(status.recent[-_LOOK_BACK:])} steps, and"
+        saw = f"{_waited(status)}, and"
         if slots and running >= 0.95 * slots:
             more = f"{saw} the engines are full ({running} of {slots} slots)"
             yield _hint("engine-bound", more, "add engines or slots", "engines.count, engines.slots")
-        elif status.attempts >= status.window_attempts:
+        elif lanes:
+            return
+        elif attempts >= status.window_attempts:
             more = f"{saw} all {status.window_attempts} conversations are in flight, {running} of {slots} slots decode"
             yield _hint("attempts-bound", more, "allow more conversations", "window.attempts")
-        elif status.places_used >= status.window_groups and _oldest_age(status) < status.bound:
-            more = f"{saw} the window is full ({status.places_used} of {status.window_groups} groups)"
+        elif _usual(history, lambda s: s.places_used) >= status.window_groups and _oldest_age(status) < status.bound:
+            more = f"{saw} the window is full ({status.window_groups} groups)"
             yield _hint("widen", more, "widen the window", "window.groups")
     elif idle < _BUSY and status.bank >= status.batch_groups:
         saw = f"the trainer waited {100 * idle:.0f} %; {status.bank} groups are ready, a batch takes"
@@ -234,6 +266,14 @@ def _pace(status: Status) -> Iterator[Advice]:
         else:
             change = "the trainer is the bottleneck: give it more threads or devices, or take engines away"
             yield _hint("trainer-bound", more, change, "train.threads, train.micro_tokens")
+
+
+def _waited(status: Status) -> str:
+    return f"the trainer waited {100 * idle_share(status):.0f} % of the last {len(status.recent[-_LOOK_BACK:])} steps"
+
+
+def _running(status: Status) -> int:
+    return sum(engine.running for engine in status.engines)
 
 
 def _slots(status: Status) -> int:
@@ -259,13 +299,34 @@ def _memory(status: Status) -> Iterator[Advice]:
         yield _hint("kv", saw, "fewer conversations, or more KV capacity", "window.attempts, engines.kv_tokens")
 
 
-def _lanes(status: Status) -> Iterator[Advice]:
+def _lanes(history: Sequence[Status]) -> Iterator[Advice]:
+    """Lanes whose waits are long; else the one that most conversations wait for, while the trainer waits for them."""
+    status, slow = history[-1], False
     for host in status.sandboxes:
         for lane in host.lanes:
             if lane.queued and lane.running >= lane.cap and lane.wait_s_mean > _LANE_WAIT_S:
-                yield _hint(
-                    "lane", _lane(host.name, lane), "raise its cap, or give it CPUs", f"sandbox.lanes.{lane.lane}"
-                )
+                slow = True
+                yield _lane_hint(_lane(host.name, lane), lane.lane)
+    if slow or idle_share(status) <= _IDLE:
+        return
+    queues = {
+        lane.lane: _usual(history, partial(_queued, lane.lane)) for host in status.sandboxes for lane in host.lanes
+    }
+    longest = max(queues, key=lambda lane: queues[lane], default=None)
+    attempts = _usual(history, lambda s: s.attempts)
+    if longest is not None and queues[longest] > _LANE_SHARE * attempts:
+        yield _lane_hint(
+            f"{_waited(status)}, and {queues[longest]} of {attempts} conversations queue for lane {longest}", longest
+        )
+
+
+def _queued(lane: Lane, status: Status) -> int:
+    """Of all hosts."""
+    return sum(each.queued for host in status.sandboxes for each in host.lanes if each.lane == lane)
+
+
+def _lane_hint(saw: str, lane: Lane) -> Advice:
+    return _hint("lane", saw, "raise its cap, or give it CPUs", f"sandbox.lanes.{lane}")
 
 
 def _lane(host: str, lane: LaneStatus) -> str:
@@ -279,7 +340,9 @@ def _ages(status: Status) -> Iterator[Advice]:
     stale = status.dropped.get("stale", 0)
     if status.admitted and stale > _STALE * status.admitted:
         saw = f"{stale} of {status.admitted} groups were dropped as stale"
-        yield _hint("stale", saw, "let the cut wait for them, or allow more age", "freshness.when_stale, freshness.K")
+        yield _hint(
+            "stale", saw, "let the cut wait or mask old tokens, or allow more age", "freshness.when_stale, freshness.K"
+        )
     oldest = [max(age for age, _ in s.ages) for s in status.recent[-_LOOK_BACK:] if s.ages]
     if status.bound and oldest and fmean(oldest) > status.bound - 0.5:
         saw = f"the oldest group of a batch is {fmean(oldest):.1f} versions old on average; K is {status.bound}"
@@ -289,4 +352,4 @@ def _ages(status: Status) -> Iterator[Advice]:
 def _bias(status: Status) -> Iterator[Advice]:
     if status.length_ratio is not None and status.length_ratio < _SHORT:
         saw = f"trained trajectories have {status.length_ratio:.2f} of the length of completed ones"
-        yield _hint("short-bias", saw, "let nothing expire: long work is lost", "freshness.when_stale")
+        yield _hint("short-bias", saw, "long work expires: let the cut wait for it", "freshness.when_stale")

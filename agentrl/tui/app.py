@@ -137,7 +137,9 @@ class Top(App[None]):
         found = self.shown_groups()
         panel = self.query_one("#groups", Panel)
         wanted = f"  filter: {self._pattern}" if self._pattern else ""
-        panel.border_title = f"5 groups {len(found)}  by {self._sort}{wanted}"
+        panel.title = f"5 groups {len(found)}  by {self._sort}{wanted}"
+        if not found and self._pattern:
+            return [Text(""), Text("no group matches; escape shows all", style=DIM)]
         return groups.table(self._view.status, found[panel.window], width)
 
     def shown_groups(self) -> list[GroupStatus]:

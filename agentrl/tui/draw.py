@@ -36,6 +36,16 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def counted(number: int, what: str) -> str:
+    """1 turn, 2 turns."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def out_of(part: int, whole: int) -> str:
+    """As wide for every part, so that columns stay where they are."""
+    return f"{part:>{len(str(whole))}}/{whole}"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
 
@@ -97,7 +107,7 @@ def ends(left: Cell, right: Cell, width: int) -> Text:
 
 
 def columns(rows: Iterable[Sequence[Cell]], names: Sequence[str], width: int) -> list[Text]:
-    """A heading and the rows. A name that begins with `>` is set to the right; the last column takes what is left;
+    """A heading and the rows. A name that begins with `>` is set to the right; else the last column takes what is left;
     columns that find no room are left out, the last ones first."""
     table = [tuple(row) for row in rows]
     aligns = [">" if name.startswith(">") else "<" for name in names]
@@ -109,9 +119,10 @@ def columns(rows: Iterable[Sequence[Cell]], names: Sequence[str], width: int) ->
             break
         kept, used = kept + 1, used + wide + (1 if kept else 0)
     last = kept - 1
-    widths[last] = max(0, width - sum(widths[:last]) - last)
-    aligns[last] = "<"
-    return [_row(row[:kept], widths, aligns) for row in [tuple(heads), *table]]
+    left, own, align = max(0, width - sum(widths[:last]) - last), widths[last], aligns[last]
+    widths[last], aligns[last] = left, "<"
+    rows = [(*row[:last], fit(row[last], min(own, left), align)) for row in [tuple(heads), *table]]
+    return [_row(row, widths, aligns) for row in rows]
 
 
 def _row(cells: Sequence[Cell], widths: Sequence[int], aligns: Sequence[str]) -> Text:

@@ -21,7 +21,7 @@ class Feed(Protocol):
         ...
 
     async def watch(self, show: Callable[[Frame], None]) -> None:
-        """Shows one frame after the other; returns when the run is over, or the recording ends."""
+        """Shows one frame after the other, until cancelled; returns where a recording ends."""
         ...
 
     async def pause(self, on: bool) -> str:

@@ -8,8 +8,11 @@ from rich.text import Text
 
 from agentrl.records import LaneStatus
 from agentrl.runtime.status import EngineStatus, RankStatus, Status
-from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, columns, count, level, percent, took
+from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, Cell, columns, count, level, out_of, percent, took
 from agentrl.tui.panels import View
+
+_NARROW = 60
+_SHORT = {"staging": "stages", "swapping": "swaps", "catching": "behind"}
 
 # --- 3: engines -------------------------------------------------------------------------------------------------------
 
@@ -20,23 +23,24 @@ def engines(view: View, width: int, height: int) -> list[Text]:
     gone = [d for d in status.down if d.kind == "engine"]
     lines = sum(1 + len(_ranks(e)) for e in status.engines)
     apart = lines + 1 + len(gone) <= height
-    rows = [row for e in status.engines for row in (_engine(e, status), *(_ranks(e) if apart else ()))]
+    rows = [row for e in status.engines for row in (_engine(e, status, width), *(_ranks(e) if apart else ()))]
     names = ("engine", ">ver", ">run", ">wait", ">KV", ">tok/s", "phase", ">conv", ">reuse", "host")
     far = (9,) if any(e.host for e in status.engines) else ()
-    order = (0, 1, 2, 3, 4, 5, *far, 6) if width < 60 else (0, 1, 7, 2, 3, 4, 5, 8, *far, 6)
+    order = (0, 1, 2, 3, 4, 6, *far, 5) if width < _NARROW else (0, 1, 7, 2, 3, 4, 5, 8, *far, 6)
     drawn = columns([[row[i] for i in order] for row in rows], [names[i] for i in order], width)
     drawn += [Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD) for d in gone]
     return drawn
 
 
-def _engine(e: EngineStatus, status: Status) -> list[Cell]:
+def _engine(e: EngineStatus, status: Status, width: int) -> list[Cell]:
     behind = FAIR if e.version < status.version else ""
-    phase = {"serving": GOOD, "catching up": BAD}.get(e.phase, "cyan")
+    style = {"serving": GOOD, "catching up": BAD}.get(e.phase, "cyan")
+    phase = e.phase if width >= _NARROW else _SHORT.get(e.phase.split()[0], e.phase)
     return [
         e.name,
         Text(f"v{e.version}", style=behind),
         *_load(e),
-        Text(e.phase, style=phase),
+        Text(phase, style=style),
         str(e.conversations),
         percent(e.prefix_reuse) if e.prefix_reuse is not None else "",
         e.host,
@@ -65,7 +69,7 @@ def _load(of: EngineStatus | RankStatus) -> list[Cell]:
     """Running, waiting, KV, tokens a second."""
     kv = of.kv_used_tokens / of.kv_total_tokens if of.kv_total_tokens else 0.0
     return [
-        f"{of.running}/{of.slots}",
+        out_of(of.running, of.slots),
         Text(str(of.waiting), style=FAIR if of.waiting else ""),
         Text(percent(kv), style=level(kv, fair=0.75, bad=0.92)),
         count(of.tokens_per_s),
@@ -121,8 +125,8 @@ def _summed(of: list[LaneStatus]) -> LaneStatus:
 def _lane(lane: LaneStatus) -> list[Cell]:
     full = lane.cap and lane.running >= lane.cap
     return [
-        str(lane.lane),
-        Text(f"{lane.running}/{lane.cap}", style=FAIR if full else ""),
+        f"{lane.lane:<7}",  # all of them: a longer one that comes and goes would move the columns
+        Text(out_of(lane.running, lane.cap), style=FAIR if full else ""),
         Text(str(lane.queued), style=FAIR if lane.queued else DIM),
         took(lane.wait_s_mean),
         took(lane.wait_s_p95),

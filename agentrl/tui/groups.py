@@ -138,7 +138,11 @@ def _stage(name: str, times: Mapping[str, float], longest: float, wide: int) -> 
 
 def _turn(turn: Turn, times: Mapping[str, float], longest: float, wide: int) -> list[Cell]:
     exit_code = "" if turn.exit_code is None else str(turn.exit_code)
-    did = turn.command or (f"no command: {turn.parse_error}" if turn.parse_error else "")
+    did: Cell = " ".join((turn.command or "").split())
+    if turn.parse_error:
+        did = Text(f"no command: {turn.parse_error}", style=FAIR)
+    elif turn.command is None:
+        did = Text("submits", style=DIM)
     return [
         str(turn.index),
         took(sum(times.values())),
@@ -147,5 +151,5 @@ def _turn(turn: Turn, times: Mapping[str, float], longest: float, wide: int) -> 
         str(turn.cached_tokens),
         str(turn.place),
         Text(exit_code, style=BAD if exit_code not in ("", "0") else ""),
-        " ".join(did.split()),
+        did,
     ]

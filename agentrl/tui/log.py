@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from agentrl.records import AttemptId, GroupId
-from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, took
+from agentrl.tui.draw import BAD, DIM, FAIR, GOOD, counted, took
 
 _QUIET = {"Tick", "Progressed", "EngineLoads", "SandboxHostLoads", "TaskOffered", "AttemptBegan"}
 _BAD_NEWS = {"DropGroup", "RestartEngine"}
@@ -48,10 +48,8 @@ def _event(event: dict[str, Any]) -> str:
     kind = str(event["type"])
     if kind == "AttemptEnded":
         facts = event["facts"]
-        return (
-            f"{_attempt(facts['attempt'])} ended: reward {facts['reward']:.2f}, {facts.get('turns', 0)} turns,"
-            f" {facts['tokens']} tokens, {facts.get('stop', 'submitted')}"
-        )
+        did = counted(facts.get("turns", 0), "turn"), counted(facts["tokens"], "token"), facts.get("stop", "submitted")
+        return f"{_attempt(facts['attempt'])} ended: reward {facts['reward']:.2f}, {', '.join(did)}"
     if kind == "AttemptFailed":
         return f"{_attempt(event['attempt'])} failed ({event['blame']}): {event['detail']}"
     if kind == "StepFinished":

@@ -22,6 +22,7 @@ from agentrl.tui.draw import (
     bar,
     columns,
     count,
+    counted,
     ends,
     fit,
     level,
@@ -107,7 +108,8 @@ def freshness(view: View, width: int, height: int) -> list[Text]:
     top = max([status.bound, *ages])
     head = line(f"K {status.bound}", f"trainer v{status.version}", f"live v{status.live_version}", status.mode)
     bars = _histogram(ages, top, status.bound, width, max(1, height - 3))
-    more = line(Text(f"{unborn} groups have no token yet" if unborn else "", style=DIM), _dropped(status))
+    fresh = f"no token yet: {counted(unborn, 'group')}" if unborn else ""
+    more = line(Text(fresh, style=DIM), _dropped(status))
     published = _publication(status, width)
     return [head, *bars, published, more] if height > len(bars) + 2 else [head, *bars, published]
 
@@ -167,23 +169,35 @@ def verdict(view: View, width: int, height: int) -> list[Text]:
     """Is the trainer waiting, why, and what to do: the first advice, or that there is none."""
     status = view.status
     if not view.advice:
-        calmly = "" if status.outcome else status.blockers if status.trainer == "ready" else "nothing to change"
-        calm = line(trainer_state(status), calmly)
-        return [*_folded(calm, width, height - 1), fit(Text(_pace(status), style=DIM), width)]
+        calm = _folded(line(trainer_state(status), _calm(status)), width, height - 1)
+        return [*calm, *_folded(Text(_pace(status), style=DIM), width, height - len(calm))]
     first = view.advice[0]
     mark = Text("▲", style=BAD) if first.alarm else Text("●", style=FAIR)
-    why = _folded(line(mark, trainer_state(status), first.saw, gap=" "), width, height - 1)
+    why = _folded(line(line(mark, trainer_state(status), gap=" "), first.saw), width, height - 1)
     more = Text(f"+{len(view.advice) - 1} below" if len(view.advice) > 1 else "", style=DIM)
-    return [
-        *why,
-        ends(line(Text("→", style=STRONG), Text(first.key, style="cyan"), first.change, gap=" "), more, width),
-    ]
+    *most, last = _folded(_remedy(first), width - more.cell_len - 1, height - len(why))
+    return [*why, *most, ends(last, more, width)]
+
+
+def _calm(status: Status) -> str:
+    if status.outcome:
+        return "" if status.outcome in ("done", "drained") else status.blockers
+    return status.blockers if status.trainer == "ready" else "nothing to change"
+
+
+def _remedy(advice: Advice) -> Text:
+    """What to do, and the recipe's keys."""
+    return line(line(Text("→", style=STRONG), advice.change, gap=" "), Text(advice.key, style="cyan"))
 
 
 def _pace(status: Status) -> str:
     """What is on its way, and the usual pace."""
     behind = [e for e in status.engines if e.version < status.version]
-    parts = [f"v{status.version}: {', '.join(f'{e.name} {e.phase}' for e in behind[:4])}"] if behind else []
+    parts = []
+    if behind and not status.outcome:
+        moving = ", ".join(f"{e.name} {e.phase.split()[0]}" for e in behind if e.phase != "serving")
+        have = f"v{status.version} on {len(status.engines) - len(behind)} of {len(status.engines)} engines"
+        parts.append(f"{have}: {moving}" if moving else have)
     steps = status.recent[-20:]
     if steps:
         interval, waited = fmean(s.interval_s for s in steps), fmean(s.waited_s for s in steps)
@@ -207,5 +221,5 @@ def advice_lines(found: Sequence[Advice]) -> list[Text]:
     for each in found:
         mark = ("▲ ", BAD) if each.alarm else ("● ", FAIR)
         drawn.append(Text.assemble(mark, each.saw))
-        drawn.append(line(Text("  →", style=STRONG), Text(each.key, style="cyan"), each.change, gap=" "))
+        drawn.append(line("", _remedy(each)))
     return drawn

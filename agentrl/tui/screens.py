@@ -63,7 +63,7 @@ class GroupScreen(Drill):
         if self._last is None:
             return [Text(""), Text("gone")]
         over = "" if self._find(self._group) else ": trained or dropped, as it was last"
-        self.panel.border_title = f"group g{self._group}  task {self._last.task}{over}"
+        self.panel.title = f"group g{self._group}  task {self._last.task}{over}"
         return groups.attempts(self._last, width)
 
     def attempt(self, row: int) -> AttemptId | None:

@@ -27,7 +27,8 @@ async def snapshot(
 
 
 async def _whole(app: Top, pilot: Pilot[None]) -> None:
-    """The footer composes itself anew, later than the rest, whenever the keys change."""
+    """The footer composes itself anew, later than the rest, whenever the keys change; then it is laid out."""
     await pilot.pause()
-    while any(not footer.children for footer in app.screen.query(Footer)):
+    while any(not footer.children or not footer.children[-1].region for footer in app.screen.query(Footer)):
         await pilot.pause()
+    await pilot.pause()

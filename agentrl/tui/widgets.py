@@ -48,7 +48,7 @@ class Panel(Widget, can_focus=True):
         length: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(id=name)
-        self.border_title = title
+        self.title = title
         self.row = 0
         self.window = slice(0, 0)
         self._lines = lines
@@ -56,6 +56,7 @@ class Panel(Widget, can_focus=True):
         self._cursor = cursor
         self._length = length
         self._count = 0
+        self._entitled = ""
 
     def render(self) -> Text:
         width, height = self.size.width, self.size.height
@@ -72,9 +73,15 @@ class Panel(Widget, can_focus=True):
         if self._cursor and self.has_focus and shown:
             at = self.row - self.window.start
             shown[at] = _marked(shown[at], width)
-        left = self._count - self.window.stop
-        self.border_subtitle = f"{left} more ↓" if left > 0 else ""
+        self._entitle(max(0, self._count - self.window.stop))
         return Text("\n").join(fit(each, width) for each in [*head, *shown])
+
+    def _entitle(self, below: int) -> None:
+        """`title`, and how many lines are out of sight below; set only where it changes, as that draws anew."""
+        title = f"{self.title}  ↓{below}" if below and self.title else self.title
+        if title != self._entitled:
+            self._entitled = title
+            self.border_title = Text(title)  # a str would be read as markup
 
     def _settle(self, count: int, room: int) -> None:
         """Which lines are in sight, now that there are `count`: the cursor's among them."""
@@ -113,7 +120,5 @@ class Panel(Widget, can_focus=True):
 
 
 def _marked(text: Text, width: int) -> Text:
-    marked = text.copy()
-    marked.pad_right(max(0, width - marked.cell_len))
-    marked.stylize("reverse")
-    return marked
+    """Its colours would be those of the background."""
+    return fit(Text(text.plain, style="reverse"), width)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +16,7 @@ import tomli
 
 from agentrl.errors import AgentRLError, DeadlineError, UnavailableError, UserError
 from agentrl.ports import Progress
-from agentrl.records import Record, Version
+from agentrl.records import AttemptId, Record, Version
 
 RUNS = Path("runs")
 _ANSWER_S = 10.0
@@ -121,9 +121,12 @@ class FaceClient:
         self._run = run
         self._session: aiohttp.ClientSession | None = None
 
+    def move(self, run: LiveRun) -> None:
+        """What is asked from now on is asked of `run`."""
+        self._run = run
+
     async def __aenter__(self) -> Self:
-        headers = {"Authorization": f"Bearer {self._run.token}"}
-        self._session = aiohttp.ClientSession(self._run.url, headers=headers)
+        self._session = aiohttp.ClientSession()
         return self
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -149,11 +152,15 @@ class FaceClient:
         """An end soon that leaves a resumable run."""
         await self._ask("POST", "/v1/drain")
 
+    async def life(self, attempt: AttemptId) -> dict[str, Any]:
+        """A runtime.status.Life."""
+        return dict(await self._get(f"/v1/attempts/{attempt.group}/{attempt.member}/{attempt.attempt}"))
+
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """{"now", "event", "commands"} as they happen, until the run is over. The first item is empty: the stream is
         open, so that who asks something now misses nothing that happens afterwards."""
         try:
-            async with self._opened().get("/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+            async with self._asking("GET", "/v1/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
                 self._check(answer.status, await answer.read() if answer.status != 200 else b"")
                 yield {}
                 async for line in answer.content:
@@ -175,7 +182,7 @@ class FaceClient:
     async def _answer(self, method: str, path: str, value: Any = None) -> bytes:
         try:
             timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-            async with self._opened().request(method, path, json=value, timeout=timeout) as answer:
+            async with self._asking(method, path, json=value, timeout=timeout) as answer:
                 body = await answer.read()
         except TimeoutError as exc:
             raise DeadlineError(f"{self._run.url}{path}: no answer within {_ANSWER_S:g} s") from exc
@@ -197,9 +204,10 @@ class FaceClient:
     def _gone(self, exc: BaseException) -> UnavailableError:
         return UnavailableError(f"{self._run.named}: not live (nobody answers at {self._run.url}: {exc})", hint=_OVER)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _asking(self, method: str, path: str, **more: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None, "FaceClient is used as a context manager"
-        return self._session
+        headers = {"Authorization": f"Bearer {self._run.token}"}
+        return self._session.request(method, self._run.url + path, headers=headers, **more)
 
 
 async def until_live(

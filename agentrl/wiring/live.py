@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrl import ports
 from agentrl.errors import UnavailableError, UserError
 from agentrl.hosts.inventory import Sites, clear, connected
 from agentrl.hosts.local import LocalHost
+from agentrl.journal.reader import JournalReader
 from agentrl.journal.store import SqliteJournal
 from agentrl.publish.inbox import WeightInbox
 from agentrl.publish.store import DiskWeightStore
@@ -47,6 +49,7 @@ from agentrl.wiring.going import Going
 from agentrl.wiring.machine import check_face, check_ports
 from agentrl.wiring.models import check_model
 from agentrl.wiring.parts import DaemonStarter, EngineStarter, folders_at, prepare
+from agentrl.wiring.top import life_of
 from agentrl.wiring.trackers import Shown, trackers
 from agentrl.wiring.trainer import trainer_ended
 from agentrl.wiring.trial import AS_IT_IS, Trial
@@ -360,6 +363,7 @@ class _Parts:
         telemetry.metrics = face.metrics = Metrics(
             face.picture, face.recent.rates, lambda: telemetry.steps, telemetry.tokens
         )
+        face.lives = partial(life_of, JournalReader(self.folder / "run.sqlite"))
         driver.world.lag = LoopLag(telemetry.lagged)
 
         async def train(post: Callable[[news.Event], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from agentrl.errors import AgentRLError, DeadlineError, UnavailableError
+from agentrl.errors import AgentRLError, UnavailableError
 from agentrl.journal.reader import JournalReader
 from agentrl.records import AttemptId
 from agentrl.runtime.recent import Recent
@@ -20,7 +20,8 @@ from agentrl.runtime.status import Frame, Life, Status, picture
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
-from agentrl.wiring.attach import FaceClient, LiveRun
+from agentrl.wiring.attach import FaceClient
+from agentrl.wiring.reach import Look
 from agentrl.wiring.recording import policy_in
 
 _LEAST_S = 1.0  # between two pictures of a live run, however much happens
@@ -32,25 +33,25 @@ _NEWS = 500  # of a recording, between two pictures
 
 
 class LiveFeed:
-    """`face` is opened and closed by whoever made it."""
+    """`face` is opened and closed by whoever made it. look: where the run is now. folder: the run's, empty where it is
+    on another machine."""
 
     live = True
 
-    def __init__(self, run: LiveRun, face: FaceClient) -> None:
-        self.name = Path(run.folder).name
-        self._journal = JournalReader(Path(run.folder) / "run.sqlite")
+    def __init__(self, name: str, face: FaceClient, look: Look, folder: str = "") -> None:
+        self.name = name
         self._face = face
+        self._look = look
+        self._folder = folder
         self._heard: list[dict[str, Any]] = []
         self._news = asyncio.Event()
 
     async def watch(self, show: Callable[[Frame], None]) -> None:
-        """A picture soon after something happened, now and then where nothing does. Returns when the run is over."""
+        """A picture soon after something happened, now and then where nothing does. A run that is over is waited for:
+        it may be resumed."""
         async with asyncio.TaskGroup() as group:
-            listening = group.create_task(self._listen(), name="events of the run")
-            try:
-                await self._draw(show)
-            finally:
-                listening.cancel()
+            group.create_task(self._listen(), name="events of the run")
+            await self._draw(show)
 
     async def _draw(self, show: Callable[[Frame], None]) -> None:
         status: Status | None = None
@@ -59,17 +60,32 @@ class LiveFeed:
             note, spent_s = "", time.process_time()
             try:
                 status = msgspec.convert(await self._face.status(), Status)
-            except (DeadlineError, msgspec.ValidationError) as exc:  # busy: it may answer again; or of another version
-                note = str(exc)
-            except UnavailableError:
+            except UnavailableError as exc:
                 if status is not None:
-                    over = msgspec.structs.replace(status, outcome="over")
-                    show(Frame(status=over, news=self._taken(), note="the run is over; play it: agentrl top FOLDER"))
-                return
+                    show(self._gone(status, exc))
+                await self._back()
+                continue
+            except (AgentRLError, msgspec.ValidationError) as exc:  # busy: it may answer again; or of another version
+                note = str(exc)
             if status is not None:
                 show(Frame(status=status, news=self._taken(), note=note))
             await self._until_news(max(_LEAST_S, min(_LONGEST_S, cost_s / _SHARE)))
             cost_s = time.process_time() - spent_s
+
+    def _gone(self, last: Status, exc: UnavailableError) -> Frame:
+        """What is to be said of a run that answers no more."""
+        outcome, why = ("away", str(exc)) if not self._folder else _end_of(Path(self._folder))
+        note = f"play it: agentrl top {self._folder} --replay" if self._folder else "tried again until it answers"
+        return Frame(status=msgspec.structs.replace(last, outcome=outcome, blockers=why), news=self._taken(), note=note)
+
+    async def _back(self) -> None:
+        """Once it answers again, from wherever."""
+        while True:
+            await asyncio.sleep(_MOST_S)
+            with suppress(AgentRLError):
+                self._face.move(await self._look())
+                await self._face.versions()
+                return
 
     def _taken(self) -> tuple[dict[str, Any], ...]:
         taken, self._heard = self._heard, []
@@ -109,10 +125,26 @@ class LiveFeed:
         return "it drains"
 
     async def life(self, attempt: AttemptId) -> Life:
-        return await asyncio.to_thread(_life, self._journal, attempt)
+        if self._folder:
+            return await asyncio.to_thread(life_of, JournalReader(Path(self._folder) / "run.sqlite"), attempt)
+        with suppress(AgentRLError, msgspec.ValidationError):
+            return msgspec.convert(await self._face.life(attempt), Life)
+        return Life()
 
     def play(self, *, speed: float, running: bool) -> None:
         """A live run has its own pace."""
+
+
+def _end_of(folder: Path) -> tuple[str, str]:
+    """Outcome and why, as the run left them behind."""
+    try:
+        summary = msgspec.json.decode((folder / "summary.json").read_bytes())
+        outcome, why = str(summary["outcome"]), str(summary["detail"])
+    except (OSError, msgspec.DecodeError, KeyError):
+        outcome, why = "running", ""
+    if outcome == "running":
+        return "killed", "its process is gone; the same `agentrl run` with its folder goes on"
+    return outcome, why
 
 
 class Recording:
@@ -160,7 +192,7 @@ class Recording:
         return "a recording: the run is over"
 
     async def life(self, attempt: AttemptId) -> Life:
-        return await asyncio.to_thread(_life, self._journal, attempt)
+        return await asyncio.to_thread(life_of, self._journal, attempt)
 
 
 class _Playing:
@@ -202,8 +234,8 @@ def _said(now: float, event: news.Event, commands: list[orders.Command]) -> dict
     return {"now": now, "event": msgspec.to_builtins(event), "commands": msgspec.to_builtins(commands)}
 
 
-def _life(journal: JournalReader, attempt: AttemptId) -> Life:
-    """Of the attempt, kept or on its way; empty where the journal has none or cannot be read now."""
+def life_of(journal: JournalReader, attempt: AttemptId) -> Life:
+    """Of the attempt, kept or on its way; empty where the journal has none or cannot be read now. Blocking."""
     with suppress(AgentRLError, OSError):
         kept = journal.trajectory(attempt)
         if kept is None:

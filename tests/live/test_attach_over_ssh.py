@@ -16,6 +16,7 @@ from agentrl.hosts.local import free_port
 from tests.cli import RECIPE, left_behind, ran
 from tests.hosts import Network
 from tests.live.test_examples import eventually
+from tests.unit.test_tui import words
 
 pytestmark = pytest.mark.live
 
@@ -56,6 +57,7 @@ def test_the_trainer_here_the_run_there(tmp_path: Path, monkeypatch: pytest.Monk
                     for file in (RECIPE, tmp_path / "other")
                 )
             nobody = ran(tmp_path, "train", RECIPE, "--attach", "h1:elsewhere", *SETTINGS)
+            seen = ran(tmp_path, "top", "h1:run", "--snapshot", "top.svg")
             assert not (tmp_path / "runs").exists()
             trained = ran(tmp_path, "train", RECIPE, "--attach", "h1:run", "--json", *SETTINGS)
             out, err = running.communicate(timeout=60)
@@ -63,6 +65,8 @@ def test_the_trainer_here_the_run_there(tmp_path: Path, monkeypatch: pytest.Monk
         assert "holds no token" in no_token.err
         assert "has another token" in wrong.err
         assert (nobody.code, "h1:elsewhere: no run is live there" in nobody.err) == (3, True), nobody.err
+        assert seen.code == 0, seen.err
+        assert "h1:run" in words((tmp_path / "top.svg").read_text())
         assert trained.code == 0, trained.err
         assert running.returncode == 0, err
         assert [step["version"] for step in trained.document["steps"]] == [1, 2]

@@ -73,7 +73,7 @@ FIGURES = {
     "quiet": ("320 s", "no task is offered"),
     "engine-bound": ("192 of 192",),
     "attempts-bound": ("192 conversations", "60 of 192"),
-    "widen": ("24 of 24",),
+    "widen": ("24 groups",),
     "trainer-bound": ("15 groups", "8"),
     "narrow": ("17 groups",),
     "kv": ("e0/1", "97 %", "12 requests"),
@@ -137,6 +137,23 @@ def test_a_run_that_is_over_needs_no_advice() -> None:
 def test_a_wait_is_no_straggler_while_siblings_take_as_long() -> None:
     usual = tuple(group(331 + i, 4, slow_s=25.0) for i in range(4))
     assert advise([changed(**WAITING, groups=usual)]) == []
+
+
+def test_a_queue_that_most_conversations_stand_in_is_the_bottleneck() -> None:
+    """However short each wait is. More conversations would only queue there."""
+    short = tuple(msgspec.structs.replace(lane, wait_s_mean=0.2) for lane in host("h0", verify=80).lanes)
+    crowded = msgspec.structs.replace(
+        HINTS["attempts-bound"], sandboxes=(msgspec.structs.replace(host("h0"), lanes=short),)
+    )
+    [hint] = advise([crowded])
+    assert (hint.name, hint.key) == ("lane", "sandbox.lanes.verify")
+    assert "80 of 192 conversations" in hint.saw
+
+
+def test_one_picture_that_is_unlike_the_others_changes_no_hint() -> None:
+    usual, odd = HINTS["attempts-bound"], msgspec.structs.replace(HINTS["attempts-bound"], attempts=20)
+    assert named(advise([usual] * 20 + [odd])) == ["attempts-bound"]
+    assert named(advise([odd] * 20 + [usual])) == []
 
 
 @pytest.mark.parametrize("status", [*ALARMS.values(), *HINTS.values()], ids=[*ALARMS, *HINTS])

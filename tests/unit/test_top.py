@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from agentrl.errors import UserError
-from agentrl.records import Lane, LaneStatus, SandboxHostStatus, Version
+from agentrl.errors import UnavailableError, UserError
+from agentrl.records import AttemptId, GroupId, Lane, LaneStatus, SandboxHostStatus, Version
 from agentrl.runtime.api import Face
 from agentrl.runtime.desk import TrainerDesk
 from agentrl.runtime.effects import World
 from agentrl.runtime.loop import Driver, Listener
 from agentrl.runtime.recent import Recent
-from agentrl.runtime.status import Frame, picture
+from agentrl.runtime.status import Frame, Life, picture
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
 from agentrl.scheduler.core import Core
 from agentrl.scheduler.policy import Policy
 from agentrl.sim import world as sim
 from agentrl.tui.snapshot import snapshot
+from agentrl.wiring import top
 from agentrl.wiring.attach import FaceClient, LiveRun
+from agentrl.wiring.reach import Look
 from agentrl.wiring.top import LiveFeed, Recording
 from tests.cli import agentrl
 from tests.recordings import recorded
+from tests.scenes import turn
 from tests.unit.test_tui import words
 
 POLICY = Policy(steps=4, groups=1, siblings=2, window_groups=2, window_attempts=4, bound=2)
@@ -115,7 +119,16 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 # --- live -------------------------------------------------------------------------------------------------------------
 
 
-def with_feed(body: Callable[[LiveFeed, Driver, Face, asyncio.Task[None]], Awaitable[None]]) -> None:
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live run is asked again without the usual rest."""
+    for pause in ("_LEAST_S", "_LONGEST_S", "_MOST_S"):
+        monkeypatch.setattr(top, pause, 0.01)
+
+
+def with_feed(
+    body: Callable[[LiveFeed, Driver, Face, asyncio.Task[None]], Awaitable[None]], folder: str = "runs/first"
+) -> None:
     """server: the run's face; cancelled, the run is over."""
 
     async def main() -> None:
@@ -135,10 +148,10 @@ def with_feed(body: Callable[[LiveFeed, Driver, Face, asyncio.Task[None]], Await
         bound: asyncio.Future[str] = loop.create_future()
         face = Face(driver, desk, "secret", bound.set_result)
         server = asyncio.ensure_future(face.service(0)(driver.post))
-        run = LiveRun(folder="runs/first", url=await bound, token="secret")
+        run = LiveRun(folder=folder, url=await bound, token="secret")
         try:
             async with asyncio.timeout(30), FaceClient(run) as client:
-                await body(LiveFeed(run, client), driver, face, server)
+                await body(LiveFeed("first", client, looked(run), run.folder), driver, face, server)
         finally:
             server.cancel()
             await asyncio.gather(server, return_exceptions=True)
@@ -146,41 +159,112 @@ def with_feed(body: Callable[[LiveFeed, Driver, Face, asyncio.Task[None]], Await
     asyncio.run(main())
 
 
+def looked(run: LiveRun) -> Look:
+    async def look() -> LiveRun:
+        return run
+
+    return look
+
+
 def said_by(driver: Driver, face: Face, event: news.Event) -> None:
     now = driver.world.clock()
     face.heard(now, event, driver.core.handle(event, now))
 
 
-def test_a_live_run_is_followed_to_its_end() -> None:
+async def until(shown: asyncio.Queue[Frame], wanted: Callable[[Frame], object]) -> Frame:
+    while not wanted(frame := await shown.get()):
+        pass
+    return frame
+
+
+@contextlib.asynccontextmanager
+async def watched(feed: LiveFeed) -> AsyncIterator[asyncio.Queue[Frame]]:
+    shown: asyncio.Queue[Frame] = asyncio.Queue()
+    watching = asyncio.ensure_future(feed.watch(shown.put_nowait))
+    try:
+        yield shown
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "outcome", "why"),
+    [
+        (None, "killed", "its process is gone"),
+        ('{"outcome": "running", "detail": ""}', "killed", "its process is gone"),
+        ('{"outcome": "no-progress", "detail": "waiting for g3.m1.t0"}', "no-progress", "waiting for g3.m1.t0"),
+    ],
+)
+def test_a_live_run_is_followed_to_its_end(tmp_path: Path, left: str | None, outcome: str, why: str) -> None:
+    if left is not None:
+        (tmp_path / "summary.json").write_text(left)
+
     async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
-        shown: asyncio.Queue[Frame] = asyncio.Queue()
-        watching = asyncio.ensure_future(feed.watch(shown.put_nowait))
-        assert (await shown.get()).status.engines == ()
-        said_by(driver, face, ENGINE)
-        while not (frame := await shown.get()).news:
-            pass
-        assert frame.news[0]["event"]["type"] == "EngineUp"
-        assert [engine.name for engine in frame.status.engines] == ["e0"]
-        server.cancel()
-        await watching
-        while not shown.empty():
-            frame = shown.get_nowait()
-        assert "over" in frame.note
-        assert frame.status.outcome == "over"
+        async with watched(feed) as shown:
+            assert (await shown.get()).status.engines == ()
+            said_by(driver, face, ENGINE)
+            frame = await until(shown, lambda frame: frame.news)
+            assert frame.news[0]["event"]["type"] == "EngineUp"
+            assert [engine.name for engine in frame.status.engines] == ["e0"]
+            server.cancel()
+            frame = await until(shown, lambda frame: frame.note)
+            assert "--replay" in frame.note
+            assert frame.status.outcome == outcome
+            assert why in frame.status.blockers
+
+    with_feed(body, folder=str(tmp_path))
+
+
+def test_a_run_that_is_resumed_elsewhere_is_found_again() -> None:
+    """One that nobody can see from here is called away, not over."""
+    again: list[LiveRun] = []
+
+    async def look() -> LiveRun:
+        if not again:
+            raise UnavailableError("no run is live there")
+        return again[0]
+
+    async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
+        feed._folder, feed._look = "", look
+        async with watched(feed) as shown:
+            await shown.get()
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
+            assert (await until(shown, lambda frame: frame.note)).status.outcome == "away"
+            bound: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            resumed = Face(driver, TrainerDesk(Version(0), driver.world.clock), "another", bound.set_result)
+            serving = asyncio.ensure_future(resumed.service(0)(driver.post))
+            again.append(LiveRun(folder="", url=await bound, token="another"))
+            try:
+                assert (await until(shown, lambda frame: not frame.note)).status.outcome == ""
+                await until(shown, lambda frame: resumed.stream.readers)
+                said_by(driver, resumed, ENGINE)
+                assert (await until(shown, lambda frame: frame.news)).news[0]["event"]["type"] == "EngineUp"
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+
+    with_feed(body)
+
+
+def test_what_an_attempt_did_comes_from_the_run_where_its_folder_is_not_here() -> None:
+    async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
+        wanted, life = AttemptId(GroupId(7), 3, 1), Life(turns=(turn(0), turn(1)), open_s=0.5, ended_s=9.0)
+        face.lives = lambda attempt: life if attempt == wanted else Life()
+        feed._folder = ""
+        assert await feed.life(wanted) == life
+        assert await feed.life(AttemptId(GroupId(1), 0, 0)) == Life()
 
     with_feed(body)
 
 
 def test_a_watcher_that_leaves_is_no_error_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
     async def body(feed: LiveFeed, driver: Driver, face: Face, server: asyncio.Task[None]) -> None:
-        shown: asyncio.Queue[Frame] = asyncio.Queue()
-        watching = asyncio.ensure_future(feed.watch(shown.put_nowait))
-        await shown.get()
-        said_by(driver, face, ENGINE)
-        while not (await shown.get()).news:
-            pass
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        async with watched(feed) as shown:
+            await shown.get()
+            said_by(driver, face, ENGINE)
+            await until(shown, lambda frame: frame.news)
         while face.stream.readers:  # it is noticed when something is written
             face.stream.publish(1.0, news.Tick(), [])
             await asyncio.sleep(0)

@@ -69,7 +69,9 @@ def test_one_look_says_who_waits_why_and_what_to_do() -> None:
 
 
 def test_a_publication_and_a_lost_host_are_named() -> None:
-    assert "swapping to v42" in words(asyncio.run(snapshot(StillFeed(scenes.rolling()), (80, 24))))
+    said = " ".join(frame_text(asyncio.run(snapshot(StillFeed(scenes.rolling()), (80, 24)))).split())
+    assert "v42 on 1 of 3 engines: e1 swapping, e2 staging" in said
+    assert "e1 v41 0/64 38 60% swaps" in said
     assert "h1 down 33s" in words(asyncio.run(snapshot(StillFeed(scenes.lost_host()), (80, 24))))
 
 
