@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+import psutil
 import pytest
 
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -154,6 +155,15 @@ class Machine:
         if known:
             self._network.know(self)
 
+    def processes(self) -> list[psutil.Process]:
+        """All that run there, with its pid 1."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(OSError):
+                if Path(f"/proc/{process.pid}/ns/net").readlink() == Path(f"/proc/{self.pid}/ns/net").readlink():
+                    found.append(process)
+        return found
+
     def run(self, *argv: str) -> str:
         """A command there, past its sshd; its output."""
         enter = ("nsenter", "--target", str(self.pid), "--net", "--mount")
@@ -206,7 +216,12 @@ class Network:
         here = f"agt{self._switch.pid}"
         _ip(f"link add {here} type veth peer name uplink netns {self._switch.pid}")
         self.switch("link add br0 type bridge", "link set br0 up", "link set uplink master br0", "link set uplink up")
-        _ip(f"address add {self._subnet}.254/24 dev {here}", f"link set {here} up")
+        _ip(f"address add {self.address}/24 dev {here}", f"link set {here} up")
+
+    @property
+    def address(self) -> str:
+        """Of this machine, as the others reach it."""
+        return f"{self._subnet}.254"
 
     @property
     def env(self) -> dict[str, str]:

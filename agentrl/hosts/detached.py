@@ -100,7 +100,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if shutil.which(argv[0], path=environment.get("PATH")) is None:
         return {"error": "program", "what": f"{argv[0]}: no such program"}
     try:
-        Path(request["log"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(request["log"]).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as exc:
         return {"error": "log", "what": f"{request['log']}: {exc.strerror}"}

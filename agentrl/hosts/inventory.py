@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import AgentRLError, UnavailableError, UserError
+from agentrl.hosts.claim import claim
 from agentrl.hosts.local import LocalHost
-from agentrl.ports import Host
+from agentrl.ports import Host, Process
 from agentrl.recipe.schema import HostSpec, Recipe
 
 log = logging.getLogger("agentrl.hosts")
@@ -33,11 +34,12 @@ _LIST = 'cd "$1/logs" 2>/dev/null && ls -1 -- *.log 2>/dev/null; true'
 @dataclass(frozen=True)
 class Site:
     """One run's part of a host. run_dir: a folder there that is its alone. spec: None for this machine where the recipe
-    lists no hosts; then run_dir is the run's own folder."""
+    lists no hosts; then run_dir is the run's own folder. claims: processes that hold its roles there."""
 
     host: Host
     run_dir: str
     spec: HostSpec | None = None
+    claims: list[Process] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -53,6 +55,12 @@ class Site:
     def token_file(self) -> str:
         return f"{self.run_dir}/token"
 
+    async def claim(self, roles: Collection[str]) -> None:
+        """What it starts there is nobody else's until `clear`. UnavailableError where it is."""
+        mine = [role for role in self.spec.roles if role in roles] if self.spec else []
+        if mine and self.link is not None:
+            self.claims.append(await claim(self.host, self.run_dir, mine))
+
     async def fetch_logs(self, into: Path) -> None:
         """The end of each log there, as `into/NAME.log`."""
         _, names = await self.host.run(["sh", "-c", _LIST, "sh", self.run_dir], timeout_s=_COMMAND_S)
@@ -66,6 +74,8 @@ class Site:
         """After all that ran in it has ended: its logs come here, everything else goes."""
         if self.spec is None:
             return
+        for claimed in self.claims:
+            await claimed.stop()
         await self.fetch_logs(logs / self.host.name)
         runs = self.run_dir.rpartition("/")[0]
         remove = 'rm -rf -- "$1" && rmdir -- "$2" 2>/dev/null; [ ! -e "$1" ]'

@@ -217,9 +217,12 @@ def started() -> list[dict[str, Any]]:
             process = int(folder.name), name_of(folder.stat().st_uid)
         except OSError:
             continue  # another user's, or gone
-        role = "sandbox" if "agentrl.sandbox.daemon" in words else "engines"
+        roles = ["sandbox" if "agentrl.sandbox.daemon" in words else "engines"]
+        if "agentrl.hosts.claim" in words:
+            roles = [word for word in words if word in ("engines", "sandbox")]
         for run in [word.rpartition("/runs/")[2].split("/")[0] for word in words if "/runs/" in word][:1]:
-            found[run, role] = min(found.get((run, role), process), process)
+            for role in roles:
+                found[run, role] = min(found.get((run, role), process), process)
     return [{"run": run, "role": role, "pid": pid, "user": user} for (run, role), (pid, user) in sorted(found.items())]
 
 

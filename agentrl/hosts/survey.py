@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from agentrl.errors import AgentRLError, UnavailableError
+from agentrl.hosts.claim import Holder
 from agentrl.ports import Host
 from agentrl.records import Record
 
@@ -93,13 +94,10 @@ class Memory(Said):
     available: int
 
 
-class Started(Said):
-    """What runs there for a run or service. run: the name of its folder there. role: as in the recipe's hosts."""
+class Started(Holder, forbid_unknown_fields=False):
+    """What runs there for a run or service. role: as in the recipe's hosts."""
 
-    run: str
     role: str
-    pid: int
-    user: str
 
 
 class Boxes(Said):

@@ -30,12 +30,14 @@ _STILL_THERE_S = 10.0
 async def prepare(
     recipe: Recipe, sites: Sites, *, token: str, store: str, roles: Collection[str] = ("engines", "sandbox")
 ) -> dict[str, HostFolders]:
-    """Hosts are examined for these roles, get the token, and it is found out how weights of the store in the folder
-    `store` get to those with engines; by host name, without those that need nothing done. One error where a host cannot
-    do its part."""
+    """Hosts are examined and claimed for these roles, get the token, and it is found out how weights of the store in
+    the folder `store` get to those with engines; by host name, without those that need nothing done. One error where a
+    host cannot do its part."""
     if not recipe.hosts:
         return {}
     await require(recipe, sites, roles=roles)
+    for site in sites.values():  # one after the other: of two runs that want the same hosts one gets them all
+        await site.claim(roles)
     async with asyncio.TaskGroup() as group:
         for site in sites.values():
             group.create_task(site.host.write(site.token_file, token.encode()))

@@ -14,6 +14,7 @@ import msgspec
 
 import agentrl
 from agentrl.errors import AgentRLError, UnavailableError, UserError
+from agentrl.hosts.claim import IN_USE, has
 from agentrl.hosts.inventory import LOCAL, Sites, connected
 from agentrl.hosts.survey import Ask, Clock, Facts, survey
 from agentrl.ports import Host
@@ -209,9 +210,8 @@ def _others(recipe: Recipe, spec: HostSpec, facts: Facts, mine: Mine) -> Finding
     taken = [one for one in strangers if one.role in spec.roles and not attached[one.role]]
     if not taken:
         return ok("in use", "by nobody else")
-    said = "; ".join(f"{one.run} has its {one.role} there (process {one.pid} of {one.user})" for one in taken)
-    remedy = "wait until that is over, end it, or use it: engines.attach, sandbox.attach"
-    return warn("in use", said, remedy) if mine is None else fail("in use", said, remedy)
+    said = "; ".join(has(one, one.role) for one in taken)
+    return warn("in use", said, IN_USE) if mine is None else fail("in use", said, IN_USE)
 
 
 def _sandboxes(recipe: Recipe, facts: Facts) -> Finding:

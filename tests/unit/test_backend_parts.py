@@ -1,7 +1,8 @@
-"""The parts of the sandbox backends that need no kernel: bounded output, path mapping, control groups by name."""
+"""The parts of the sandbox backends that need no box: bounded output, path mapping, control groups by name."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -177,3 +178,29 @@ def test_reap_removes_what_dead_owners_left(tmp_path: Path) -> None:
     left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
     assert left == ["agentrl-a", f"agentrl-a/new@{mine}", "deep", "deep/er", "other", "other/old@1-0"]
     assert groups.reap(None, ended=mine) == 1
+
+
+@pytest.mark.parametrize("call", range(6))  # every mkdir of a box's groups: of its run's, then its own, in three
+def test_a_box_gets_its_groups_though_another_takes_the_runs_along(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's last box removes what is common to its boxes, at any moment of the next one's start."""
+    found = cgroups.detect()
+    if isinstance(found, str):
+        pytest.skip(found)
+    group = found.group(f"test-{os.getpid()}", f"box{call}", "0-0")
+    made, mkdir = 0, os.mkdir
+
+    def make(path: str) -> None:
+        nonlocal made
+        if made == call:
+            for directory in group.directories:
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(directory))  # noqa: PTH106, PTH120
+        made += 1
+        mkdir(path)
+
+    monkeypatch.setattr(cgroups.os, "mkdir", make)
+    try:
+        group.make(memory_bytes=1 << 28, pids=8, cpus=())
+        assert all(map(os.path.isdir, group.directories))
+    finally:
+        group.remove()

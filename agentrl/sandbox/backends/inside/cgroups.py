@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "agentrl-"
 _REMOVE_S = 2.0  # a killed process leaves its group within microseconds of being reaped; this bounds a stuck one
+_TRIES = 100
 _DEPTH = 5  # of groups of runs below a mount point
 _SPARE_PIDS = 8  # the init and the supervisors of running commands
 
@@ -52,14 +53,13 @@ class Group:
 
     def make(self, *, memory_bytes: int, pids: int, cpus: Sequence[int]) -> None:
         for directory in self.directories:
-            parent = os.path.dirname(directory)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(parent)
-                if self.version == 2:
-                    _write(f"{parent}/cgroup.subtree_control", "+cpuset +memory +pids")
-            if self.version == 1 and directory == self.cpuset:
-                self._inherit_cpuset(parent)
-            os.mkdir(directory)
+            for left in reversed(range(_TRIES)):
+                try:
+                    self._make(directory)
+                    break
+                except FileNotFoundError:  # the last other box of this run has just taken the parent along
+                    if not left:
+                        raise
         if self.version == 1:
             self._inherit_cpuset(self.cpuset)
             _write(f"{self.memory}/memory.limit_in_bytes", str(memory_bytes))
@@ -72,6 +72,17 @@ class Group:
         _write(f"{self.pids}/pids.max", str(pids + _SPARE_PIDS))
         if cpus:
             _write(f"{self.cpuset}/cpuset.cpus", cpu_list(cpus))
+
+    def _make(self, directory: str) -> None:
+        """Whoever made the parent may not have set it up yet; to do so twice is harmless."""
+        parent = os.path.dirname(directory)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent)
+        if self.version == 2:
+            _write(f"{parent}/cgroup.subtree_control", "+cpuset +memory +pids")
+        elif directory == self.cpuset:
+            self._inherit_cpuset(parent)
+        os.mkdir(directory)
 
     def _inherit_cpuset(self, directory: str) -> None:
         """Version 1 starts a group with empty sets, in which nothing can run."""
