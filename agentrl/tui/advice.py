@@ -250,22 +250,29 @@ def _pace(history: Sequence[Status], *, lanes: bool) -> Iterator[Advice]:
         if slots and running >= 0.95 * slots:
             more = f"{saw} the engines are full ({running} of {slots} slots)"
             yield _hint("engine-bound", more, "add engines or slots", "engines.count, engines.slots")
-        elif lanes:
+        elif lanes or status.auto_window:  # more would only queue there, or is measured already
             return
         elif attempts >= status.window_attempts:
             more = f"{saw} all {status.window_attempts} conversations are in flight, {running} of {slots} slots decode"
             yield _hint("attempts-bound", more, "allow more conversations", "window.attempts")
         elif _usual(history, lambda s: s.places_used) >= status.window_groups and _oldest_age(status) < status.bound:
             more = f"{saw} the window is full ({status.window_groups} groups)"
-            yield _hint("widen", more, "widen the window", "window.groups")
+            yield _hint("widen", more, "widen the window" + _could_be(status), "window.groups")
     elif idle < _BUSY and status.bank >= status.batch_groups:
         saw = f"the trainer waited {100 * idle:.0f} %; {status.bank} groups are ready, a batch takes"
         more = f"{saw} {status.batch_groups}"
-        if status.bank >= 2 * status.batch_groups and _oldest_age(status) > 1:
-            yield _hint("narrow", f"{more}: they age in the bank", "narrow the window", "window.groups")
+        if not status.auto_window and status.bank >= 2 * status.batch_groups and _oldest_age(status) > 1:
+            change = "narrow the window" + _could_be(status)
+            yield _hint("narrow", f"{more}: they age in the bank", change, "window.groups")
         else:
             change = "the trainer is the bottleneck: give it more threads or devices, or take engines away"
             yield _hint("trainer-bound", more, change, "train.threads, train.micro_tokens")
+
+
+def _could_be(status: Status) -> str:
+    """What "auto" would make of the window, by what was measured."""
+    measured = next((limit for limit in status.window_limits if limit.of == "W"), None)
+    return "" if measured is None else f': measured, {measured.value:.0f} groups would do; "auto" sets it so'
 
 
 def _waited(status: Status) -> str:
@@ -344,7 +351,7 @@ def _ages(status: Status) -> Iterator[Advice]:
             "stale", saw, "let the cut wait or mask old tokens, or allow more age", "freshness.when_stale, freshness.K"
         )
     oldest = [max(age for age, _ in s.ages) for s in status.recent[-_LOOK_BACK:] if s.ages]
-    if status.bound and oldest and fmean(oldest) > status.bound - 0.5:
+    if not status.auto_window and status.bound and oldest and fmean(oldest) > status.bound - 0.5:
         saw = f"the oldest group of a batch is {fmean(oldest):.1f} versions old on average; K is {status.bound}"
         yield _hint("near-K", saw, "narrow the window, or allow more age", "window.groups, freshness.K")
 

@@ -70,7 +70,7 @@ def batch(view: View, width: int, height: int) -> list[Text]:
     ready = line(
         ticks(min(status.bank, status.batch_groups), status.batch_groups, max(4, min(16, width // 4))),
         Text(f"{status.bank}/{status.batch_groups} ready", style=STRONG),
-        f"window {status.places_used}/{status.window_groups}",
+        f"window {status.places_used}/{status.window_groups}" + (" auto" if status.auto_window else ""),
     )
     lines = [line(head, spark(waits, room, top=1.0)), ready]
     missing = max(0, status.batch_groups - status.bank)
@@ -78,7 +78,19 @@ def batch(view: View, width: int, height: int) -> list[Text]:
         lines += _missing(status, missing, width, height - len(lines))
     if len(lines) < height and len(view.bank) > 1:
         lines.append(line(Text("bank", style=DIM), spark(view.bank, min(40, width - 6), style="green")))
-    return lines
+    return lines + _limits(status)[: max(0, height - len(lines))]
+
+
+def _limits(status: Status) -> list[Text]:
+    """What holds W and C, by what is measured: what sets them, or would."""
+    would = "" if status.auto_window else "auto would make it: "
+    least = [next((limit for limit in status.window_limits if limit.of == of), None) for of in ("W", "C")]
+    names = {"W": "window", "C": "conversations"}
+    return [
+        Text(f"{would}{names[limit.of]} ≤ {limit.value:.0f} ({limit.name}): {limit.said}", style=DIM)
+        for limit in least
+        if limit is not None
+    ]
 
 
 def _missing(status: Status, missing: int, width: int, room: int) -> list[Text]:

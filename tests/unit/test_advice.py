@@ -10,6 +10,7 @@ import pytest
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Version
 from agentrl.runtime.status import DownStatus, RankStatus, Status
+from agentrl.scheduler.sizing import Limit
 from agentrl.tui.advice import Advice, advise
 from scripts.recipe_reference import sections
 from tests import scenes
@@ -154,6 +155,16 @@ def test_one_picture_that_is_unlike_the_others_changes_no_hint() -> None:
     usual, odd = HINTS["attempts-bound"], msgspec.structs.replace(HINTS["attempts-bound"], attempts=20)
     assert named(advise([usual] * 20 + [odd])) == ["attempts-bound"]
     assert named(advise([odd] * 20 + [usual])) == []
+
+
+@pytest.mark.parametrize("name", ["widen", "narrow", "attempts-bound", "near-K"])
+def test_a_window_that_sets_itself_needs_no_advice(name: str) -> None:
+    limit = Limit(of="W", name="fresh", value=31.4, said="the oldest 2 % of groups see 0.51 W/B versions, K is 4")
+    fixed = msgspec.structs.replace(HINTS[name], window_limits=(limit,))
+    assert named(advise([fixed])) == [name]
+    if "window.groups" in advise([fixed])[0].key and name != "near-K":
+        assert '31 groups would do; "auto" sets it so' in advise([fixed])[0].change
+    assert name not in named(advise([msgspec.structs.replace(fixed, auto_window=True)]))
 
 
 @pytest.mark.parametrize("status", [*ALARMS.values(), *HINTS.values()], ids=[*ALARMS, *HINTS])

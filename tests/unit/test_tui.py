@@ -14,6 +14,7 @@ from textual.widgets import Input
 
 from agentrl.records import AttemptId, GroupId
 from agentrl.runtime.status import Frame, Status
+from agentrl.scheduler.sizing import Limit
 from agentrl.tui import draw, fleet, groups, log
 from agentrl.tui.app import Top
 from agentrl.tui.screens import Ask, GroupScreen, Help, TurnsScreen
@@ -73,6 +74,20 @@ def test_a_publication_and_a_lost_host_are_named() -> None:
     assert "v42 on 1 of 3 engines: e1 swapping, e2 staging" in said
     assert "e1 v41 0/64 38 60% swaps" in said
     assert "h1 down 33s" in words(asyncio.run(snapshot(StillFeed(scenes.lost_host()), (80, 24))))
+
+
+def test_what_holds_the_window_is_said_where_there_is_room() -> None:
+    limits = (
+        Limit(of="W", name="fresh", value=23.6, said="the oldest 2 % of groups see 1.36 W/B versions, K is 4"),
+        Limit(of="W", name="filled", value=40.0, said="192 conversations"),
+        Limit(of="C", name="slots", value=201.0, said="192 slots, in one for 96% of a life"),
+    )
+    status = msgspec.structs.replace(scenes.healthy(), auto_window=True, window_limits=limits)
+    small, large = (frame_text(asyncio.run(snapshot(StillFeed(status), size))) for size in ((80, 24), (200, 60)))
+    assert "window 19/24 auto" in small
+    assert "window ≤ 24 (fresh): the oldest 2 % of groups see 1.36 W/B versions, K is 4" in large
+    assert "conversations ≤ 201 (slots): 192 slots" in large
+    assert "filled" not in large
 
 
 def test_engines_of_other_machines_are_shown_with_them() -> None:
