@@ -1,10 +1,11 @@
-# Every target is one line; `make help` lists them.
+# Targets: `make help` lists them.
 PYTHON ?= python3
 # Without a GPU the CPU build of torch: from its own index, else (no such index here) whatever `torch==2.13.0` gives.
 # With one, or with another index: make setup TORCH='torch --index-url URL'
 CPU_TORCH = --retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 TORCH ?= $(shell command -v nvidia-smi >/dev/null && echo torch)
 BIN := .venv/bin
+USUAL := not sglang and not slow and not docker
 
 .PHONY: help setup demo test test-slow test-sglang test-docker test-hosts lint fmt types laws docs pictures clean
 
@@ -23,7 +24,8 @@ demo: setup ## the whole loop on this machine: engines, sandboxes, training, pub
 	$(BIN)/agentrl run recipes/local.toml
 
 test: setup ## everything that runs on any Linux machine
-	$(BIN)/python -m pytest -q -m 'not sglang and not slow and not docker'
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(USUAL)' tests/repo tests/laws tests/sim tests/unit
+	$(BIN)/python -m pytest -q -m '$(USUAL)' tests/contract tests/live
 
 test-slow: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m 'slow and not sglang and not docker'

@@ -156,6 +156,7 @@ def test_acknowledges_the_known_batch_where_its_lease_ran_out(model: Path, undis
     assert final_weights(tmp_path) == undisturbed
 
 
+@pytest.mark.slow  # chosen moments are in `make test`
 def test_killed_at_random_moments(model: Path, undisturbed: bytes, tmp_path: Path) -> None:
     """Kills, each a little later after a claim than the one before."""
 
