@@ -37,9 +37,11 @@ def recipe(*overrides: str) -> Recipe:
 def test_the_ladders_arms_differ_one_thing_at_a_time() -> None:
     arms = collect.arms_of(recipe("window.attempts=40"), FILE)
     trials = [(arm.trial.weights, arm.trial.per_request, arm.trial.pooled) for arm in arms]
-    assert trials == [("collected", *rest) for rest in ((True, True), (False, True), (False, False), (False, False))]
-    narrow, *_, full = (arm.recipe for arm in arms)
-    assert [arm.recipe == narrow for arm in arms] == [True, True, True, False]
+    switches = ((True, True), (False, True), *[(False, False)] * 3)
+    assert trials == [("collected", *rest) for rest in switches]
+    narrow, _, _, full, wider = (arm.recipe for arm in arms)
+    assert [arm.recipe == narrow for arm in arms] == [True, True, True, False, False]
+    assert (wider.window_groups, wider.window_attempts) == (2 * 8, 2 * 40)
     assert (narrow.window_groups, narrow.window_attempts) == (4, 40)
     assert msgspec.structs.replace(full, window=narrow.window) == narrow
     assert full.window == recipe("window.attempts=40").window
@@ -203,12 +205,12 @@ def printed(drawn: Any) -> str:
 
 def test_the_ladders_sheet_says_what_was_aimed_at_and_what_the_cpus_allow(tmp_path: Path) -> None:
     arms = collect.arms_of(recipe(), FILE)
-    made = collect.sheet(recipe(), runs_of(arms, 4.0, 3.0, 3.0, 2.4), 1.0)
+    made = collect.sheet(recipe(), runs_of(arms, 4.0, 3.0, 3.0, 2.4, 1.0), 1.0)
     text = printed(made)
     assert "at least 66.9 %" in text
     assert "MISSED" in text
     steps = made.tables[1]
-    assert [row[0] for row in steps.rows] == [*(arm.name for arm in arms[1:]), "all together"]
+    assert [row[0] for row in steps.rows] == [*(arm.name for arm in arms[1:4]), "all together"]
     assert steps.rows[0][1].startswith("-1.00")
     floor = made.tables[2].rows[0]
     assert floor[-2] == f"{2.4 / made.data['cpus']:.2f}"

@@ -1,5 +1,5 @@
 """`agentrl bench collect RECIPE`: the ladder, live, at fixed weights: the same tasks, seeds, verifier and batch in each
-arm. Its last arm is the recipe as it is."""
+arm. Its last rung is the recipe as it is; one more arm shows what a window of twice that depth would give."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agentrl.ports import Progress
 from agentrl.recipe.schema import Recipe
 from agentrl.wiring import Trial
 
+WIDER = "(twice that window)"
 AIM = 0.669  # less than before the ladder: public, of the post's fixed-weight collection
 
 
@@ -37,6 +38,9 @@ def arms_of(recipe: Recipe, file: Path) -> tuple[Arm, ...]:
         window=replace(recipe.window, groups=batch.groups, attempts=max(whole, recipe.window_attempts)),
         schedule=replace(recipe.schedule, admission="fifo"),
     )
+    deeper = replace(
+        full, window=replace(recipe.window, groups=2 * recipe.window_groups, attempts=2 * recipe.window_attempts)
+    )
     wide = "a window that sets itself" if recipe.window.groups == "auto" else f"window of {recipe.window_groups} groups"
     return (
         Arm(
@@ -47,6 +51,7 @@ def arms_of(recipe: Recipe, file: Path) -> tuple[Arm, ...]:
         Arm(name="+ group and sticky routing", recipe=narrow, trial=Trial(weights="collected", pooled=True)),
         Arm(name="+ lanes", recipe=narrow, trial=Trial(weights="collected")),
         Arm(name=f"+ completion-order bank, {wide}", recipe=full, trial=Trial(weights="collected")),
+        *([Arm(name=WIDER, recipe=deeper, trial=Trial(weights="collected"))] if recipe.window.groups != "auto" else []),
     )
 
 
@@ -59,7 +64,7 @@ def run(recipe: Recipe, file: Path, *, repeat: int, out: Path, tell: Progress, s
 
 
 def sheet(recipe: Recipe, runs: Runs, wall_s: float) -> Sheet:
-    played = list(runs.values())
+    played = [each for name, each in runs.items() if name != WIDER]
     cpus = len(os.sched_getaffinity(0))
     aim = Aim(what="the whole ladder, less seconds a batch", aim=AIM, values=tuple(less(played[0], played[-1])))
     return Sheet(
@@ -109,7 +114,7 @@ def _steps(runs: Runs) -> Table:
         share = plus_minus([-x for x in less(runs[before], runs[after])], percent=True, signed=True)
         return name, plus_minus([-gain for gain in gains], signed=True), share, helps
 
-    names = list(runs)
+    names = [name for name in runs if name != WIDER]
     rows = [row(after, before, after) for before, after in pairwise(names)]
     rows.append(row("all together", names[0], names[-1]))
     return Table(
