@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
@@ -117,55 +118,61 @@ def _timeline(recipe: str, data: dict[str, Any]) -> Figure:
     return figure
 
 
-def _ages(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
-    """How old trained trajectories were, by what became of work in flight (rolling, the last setting)."""
-    arms = [arm for arm in sheet.data["arms"] if arm["order"] == "rolling"]
-    setting = arms[-1]["setting"]
-    arms = [arm for arm in arms if arm["setting"] == setting]
-    figure, [axes] = _axes(7.2, 3.0)
-    colours = [mpl.colormaps["viridis"](0.1 + 0.75 * i / max(1, len(arms) - 1)) for i in range(len(arms))]
-    for i, arm in enumerate(arms):
-        counts: dict[int, int] = {}
-        for run in arm["runs"]:
-            for age, count in run["ages"].items():
-                counts[int(age)] = counts.get(int(age), 0) + count
+def _publication(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
+    """Of the last setting, whole weights under the loose bound, engines one at a time."""
+    setting = sheet.data["arms"][-1]["setting"]
+    arms = [arm for arm in sheet.data["arms"] if arm["order"] == "rolling" and arm["setting"] == setting]
+    runs = {arm["in_flight"]: arm["runs"] for arm in arms}
+    yield "publication-ages", _ages(f"rolling, {setting}, {sheet.recipe}", runs)
+
+
+def _ages(what: str, arms: dict[str, list[dict[str, Any]]]) -> Figure:
+    """How old trained trajectories were at their optimizer step: a histogram for each arm, its mean beside it."""
+    found = {name: sum((Counter(run["ages"]) for run in runs), Counter[Any]()) for name, runs in arms.items()}
+    oldest = max(int(age) for counts in found.values() for age in counts)
+    figure, rows = _axes(7.2, 0.9 + 0.42 * len(arms), len(arms), sharex=True, sharey=True)
+    for axes, (name, counts) in zip(rows, found.items(), strict=True):
         total = sum(counts.values())
-        width = 0.8 / len(arms)
-        places = [age + (i - (len(arms) - 1) / 2) * width for age in counts]
-        shares = [100 * count / total for count in counts.values()]
-        axes.bar(places, shares, width, color=colours[i], label=arm["in_flight"])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("age of the oldest token, versions")
-    axes.set_ylabel("% of trained trajectories")
-    axes.set_title(f"Age at the optimizer step: rolling, {setting}, {sheet.recipe} (simulated)")
-    axes.legend()
-    yield "ages", figure
+        ages = {int(age): count / total for age, count in counts.items()}
+        axes.bar(list(ages), [100 * share for share in ages.values()], 0.8, color=OURS)
+        mean_age = sum(age * share for age, share in ages.items())
+        axes.plot([mean_age], [0], "^", color=INK, markersize=5, clip_on=False)
+        axes.set_ylabel(_fold(name), rotation=0, ha="right", va="center")
+        axes.set_yticks([])
+        axes.annotate(f"mean {mean_age:.1f}", (1.0, 0.5), xycoords="axes fraction", ha="right", va="center")
+    rows[-1].set_xlim(-0.6, oldest + 1.6)
+    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    rows[-1].set_xlabel("age of a trajectory's oldest token, versions (share of trajectories; triangle: mean)")
+    title = f"Age at the optimizer step: {what} (simulated)"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], fontweight="bold")
+    return figure
 
 
 def _live(sheet: Sheet, title: str, colours: Sequence[str]) -> Figure:
-    """Mean seconds of each arm's runs, single intervals as dots, and what the CPUs alone would take."""
+    """Mean seconds of each arm's runs, single steps as ticks below, and what the CPUs alone would take."""
     arms = sheet.data["arms"]
-    figure, [axes] = _axes(7.2, 0.9 + 0.5 * len(arms))
+    figure, [axes] = _axes(7.2, 1.0 + 0.5 * len(arms))
     rows = range(len(arms))
     seconds = [[run["mean_s"] for run in runs] for runs in arms.values()]
-    means = [mean(values) for values in seconds]
-    axes.barh(rows, means, 0.56, xerr=[interval(values) for values in seconds], color=colours, ecolor=INK, zorder=2)
+    means, spreads = [mean(values) for values in seconds], [interval(values) for values in seconds]
+    bars = axes.barh(rows, means, 0.56, xerr=spreads, color=colours, ecolor=INK, zorder=2)
+    axes.bar_label(
+        bars,
+        [f"{each:.2f} s ({each / means[0] - 1:+.0%})" if each != means[0] else f"{each:.2f} s" for each in means],
+        padding=6,
+    )
     for row, runs in zip(rows, arms.values(), strict=True):
         singles = [single for run in runs for single in run["intervals_s"]]
         axes.plot(singles, [row + 0.39] * len(singles), "|", color=INK, alpha=0.35, markersize=5)
         floor = mean(sum(run["cpu_s"].values()) for run in runs) / sheet.data["cpus"]
         axes.plot([floor, floor], [row - 0.28, row + 0.28], color="white", linewidth=1.5, zorder=3)
-        label = f"{means[row]:.2f} s" + ("" if row == 0 else f", {means[row] / means[0] - 1:+.0%}")
-        axes.annotate(
-            label, (means[row] + interval(seconds[row]), row), xytext=(6, 0), textcoords="offset points", va="center"
-        )
     axes.set_yticks(list(rows), [_fold(name) for name in arms])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * max(m + interval(values) for m, values in zip(means, seconds, strict=True)))
-    drawn = (
-        f"mean of {len(seconds[0])} runs, 95 %; ticks: single steps; white: CPU seconds over {sheet.data['cpus']} CPUs"
+    axes.margins(x=0.2)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(
+        f"seconds a step: mean of {len(seconds[0])} runs, 95 %. Ticks: single steps. White: CPUs never idle"
     )
-    axes.set_xlabel(f"seconds a step ({drawn})")
     axes.set_title(f"{title}: {sheet.recipe} (measured)")
     return figure
 
@@ -259,6 +266,7 @@ def _peers(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     axes.set_xlabel("seconds a batch, a trainer and live updates included")
     axes.set_title(f"The same world under other policies: {sheet.recipe} (simulated)")
     yield "peers", figure
+    yield "peers-ages", _ages(f"{sheet.recipe}, K = {loose}", {row["name"]: row["runs"] for row in rows})
 
 
 def _fold(name: str) -> str:
@@ -267,7 +275,7 @@ def _fold(name: str) -> str:
 
 _PICTURES: dict[str, Callable[[Sheet], Iterator[tuple[str, Figure]]]] = {
     "ladder": _ladder,
-    "publication": _ages,
+    "publication": _publication,
     "speed": _speed,
     "peers": _peers,
     "window": _windows,

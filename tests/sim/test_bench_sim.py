@@ -187,7 +187,7 @@ def test_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     sheets = [main.run(recipe, arm, 1) for arm in ("ladder", "publication", "peers", "window")]
     sheets.append(speed.run(recipe, 1, sizes=(16, 32), hosts=(1, 2), crowd=16))
     made = [path for sheet in sheets for path in draw(sheet, tmp_path)]
-    drawn = {"ladder", "batch", "ages", "peers", "windows", "speed"}
+    drawn = {"ladder", "batch", "publication-ages", "peers", "peers-ages", "windows", "speed"}
     assert {path.stem.removeprefix(f"{recipe.name}-") for path in made} == drawn
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in made)
     assert json.loads(msgspec.json.encode(msgspec.to_builtins(sheets[0], enc_hook=str)))["arm"] == "ladder"
