@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.errors import UserError
 from agentrl.tasks import harbor
 from agentrl.tasks.chores import KINDS, ChoresSource, chore, demo, generate
+from agentrl.tasks.chores.folder import wait_of
 from agentrl.tasks.chores.words import NAMES
 from agentrl.tasks.order import EndlessOrder
 
@@ -45,6 +46,22 @@ def test_a_folder_is_a_pure_function_of_kind_and_seed(kind: str, tmp_path: Path)
     assert generate(kind, 7, tmp_path / "a") == first
     assert contents(generate(kind, 8, tmp_path / "a")) != contents(first)
     assert not list(tmp_path.glob("*/.*")), "scratch folders are gone"
+
+
+def test_tests_wait_each_problem_its_own_time_with_a_tail() -> None:
+    waits = sorted(wait_of(kind, seed, 1.0) for kind in ALL for seed in range(64))
+    assert waits[len(waits) // 2] == pytest.approx(1.0, rel=0.1)
+    assert sum(waits) / len(waits) == pytest.approx(1.6, rel=0.1)  # exp(1/2), less what the cap takes off
+    assert waits[-1] <= 15.0  # within the verifier's time-out
+    assert wait_of("copy", 1, 2.0) == 2 * wait_of("copy", 1, 1.0) == 2 * wait_of("copy", 1, 1.0)
+
+
+def test_what_waits_is_the_hidden_test_alone(tmp_path: Path) -> None:
+    at_once = contents(generate("copy", 3, tmp_path / "a"))
+    waiting = contents(generate("copy", 3, tmp_path / "b", tests_wait_s=1.0))
+    assert {path for path in at_once if at_once[path] != waiting[path]} == {"tests/test.sh"}
+    line = f"sleep {wait_of('copy', 3, 1.0):.3f}\n".encode()
+    assert waiting["tests/test.sh"][0].replace(line, b"") == at_once["tests/test.sh"][0]
 
 
 @pytest.mark.parametrize("kind", ALL)

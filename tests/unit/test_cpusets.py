@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import UserError
 from agentrl.records import Lane
-from agentrl.sandbox.cpusets import WEIGHTS, Cpu, CpuPlan, Topology, format_cpus, parse_cpus, plan_cpus
+from agentrl.sandbox.cpusets import WEIGHTS, Cpu, CpuPlan, Topology, format_cpus, one_pool, parse_cpus, plan_cpus
 from agentrl.sandbox.topology import read_topology
 
 
@@ -120,6 +120,12 @@ def test_known_machines() -> None:
         Lane.CLEANUP: "15,31",
     }
     assert dual.notes == ()
+
+
+@given(machines())
+def test_one_pool_is_no_lanes_at_all(case: tuple[Topology, list[int]]) -> None:
+    everything = tuple(cpu.id for cpu in case[0].cpus)
+    assert one_pool(case[0]).lanes == dict.fromkeys(Lane, everything)
 
 
 def test_bad_serving_lists_are_the_users_fault() -> None:

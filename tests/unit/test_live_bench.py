@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from agentrl.errors import UserError
 from agentrl.recipe.load import load
 from agentrl.recipe.schema import Recipe
 from agentrl.records import Batch, GroupId, GroupProof, StepReport, Version
+from agentrl.runtime.placement import Scatter
 from agentrl.wiring import Trial
 from agentrl.wiring.trial import Unpublished
 from tests.builders import trajectory as a_trajectory
@@ -286,3 +288,16 @@ def test_an_unpublished_trainer_goes_on_and_the_run_stays_where_it_was() -> None
     assert {span.version for t in last.trajectories for span in t.spans} == {2}
     assert last.proofs[0].tokens == ((2, 5),)
     assert store.calls[-1] == (3, (Version(0),))  # what the engines serve stays
+
+
+# --- a balancer without memory ----------------------------------------------------------------------------------------
+
+
+def test_scattered_calls_reach_every_rank_whatever_the_scheduler_said() -> None:
+    engines = {"e0": object(), "e1": object()}
+    scatter = Scatter(engines, 2, Random(0))
+    assert {str(scatter.place) for _ in range(100)} == {"e0/0", "e0/1", "e1/0", "e1/1"}
+    del engines["e0"]  # lost: the registry is the run's own
+    assert {scatter.place.engine for _ in range(20)} == {"e1"}
+    engines.clear()
+    assert scatter.place.engine == ""  # no such engine: the call fails as one to a lost engine does
