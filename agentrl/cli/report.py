@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -79,6 +80,8 @@ def _figures(story: Story) -> dict[str, Any]:
             for s in story.steps
         ],
         "stages_s": story.stages,
+        "rates": {name: msgspec.to_builtins(found) for name, found in story.rates.items()},
+        "logprob_gap": [{"step": step, "mean": mean} for step, mean in story.gaps],
     }
 
 

@@ -14,7 +14,8 @@ _STYLE = """
 body { max-width: 1100px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #8884; }
-img { max-width: 100%; background: white; margin: .6em 0; border-radius: 4px; }
+figure { margin: .6em 0; overflow-x: auto; }
+img { min-width: 640px; max-width: 100%; background: white; border-radius: 4px; }
 """
 
 
@@ -39,6 +40,20 @@ def figures(story: Story) -> dict[str, str]:
     }
 
 
+def headline(story: Story) -> str:
+    """The run in one line."""
+    first, last = story.reward
+    oldest = max((age for step in story.steps for age, _ in step.ages), default=0)
+    parts = (
+        f"{story.outcome} after {len(story.steps)} steps in {story.elapsed_s:.0f} s",
+        f"{story.per_minute:.0f} trajectories a minute trained",
+        f"the trainer idle {100 * story.idle:.0f} % from the first batch on",
+        f"reward {first:.2f} → {last:.2f}",
+        f"no group older than {oldest} versions (K = {story.bound})",
+    )
+    return "; ".join(parts)
+
+
 def _by_age(story: Story) -> str:
     ages: Counter[int] = Counter()
     for step in story.steps:
@@ -59,10 +74,12 @@ def html(stories: Sequence[Story], pictures: Mapping[str, bytes]) -> str:
     head = "".join(f"<th>{escape(story.name)}</th>" for story in stories)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(stories))
     drawn = "".join(
-        f'<img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+        f'<figure><img alt="{escape(name)}" src="data:image/png;base64,{base64.b64encode(data).decode()}"></figure>'
         for name, data in pictures.items()
     )
+    lines = "".join(f"<p><b>{escape(story.name)}</b>: {escape(headline(story))}.</p>" for story in stories)
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-        f"<h1>{title}</h1>{drawn}<h2>Figures</h2><table><tr><th></th>{head}</tr>{body}</table></html>\n"
+        f'<!doctype html><html lang="en"><meta charset="utf-8">{viewport}<title>{title}</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1>{lines}{drawn}<h2>Figures</h2><table><tr><th></th>{head}</tr>{body}</table></html>\n"
     )

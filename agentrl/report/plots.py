@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from agentrl.report.story import STAGES, Story
+from agentrl.report.story import STAGES, Rate, Story
 
 matplotlib.rcParams["svg.fonttype"] = "none"
 
@@ -18,20 +18,23 @@ BLUE, ORANGE, GREEN, RED, GREY = "#4477aa", "#ee7733", "#228833", "#cc3311", "#9
 Draw = Callable[[Story, Any], None]
 
 _SANDBOX = ("opening", "tool", "verifying")
+_MANY = 60  # bars beyond which gaps between them only flicker
 
 
 def timeline(story: Story, axes: Any) -> None:
     at = [s.step for s in story.steps]
     waited = [s.waited_s for s in story.steps]
-    axes.bar(at, waited, color=RED, label="trainer waited for the batch")
-    axes.bar(at, [s.train_s for s in story.steps], bottom=waited, color=BLUE, label="optimizer step")
+    wide = _wide(at)
+    axes.bar(at, waited, wide, color=RED, label="trainer waited for the batch")
+    axes.bar(at, [s.train_s for s in story.steps], wide, bottom=waited, color=BLUE, label="optimizer step")
     axes.plot(at, [s.interval_s for s in story.steps], color=GREY, lw=1, label="since the batch before")
     _labels(axes, "step", "seconds")
 
 
 def idle(story: Story, axes: Any) -> None:
     share = [100 * s.waited_s / s.interval_s if s.interval_s else 0.0 for s in story.steps]
-    axes.bar([s.step for s in story.steps], share, color=RED, label="of each step")
+    at = [s.step for s in story.steps]
+    axes.bar(at, share, _wide(at), color=RED, label="of each step")
     axes.axhline(100 * story.idle, color=GREY, lw=1, label=f"of the run: {100 * story.idle:.0f} %")
     axes.set_ylim(0, 100)
     _labels(axes, "step", "trainer idle, %")
@@ -52,7 +55,7 @@ def ages(story: Story, axes: Any) -> None:
     for age in range(oldest + 1):
         counts = [dict(s.ages).get(age, 0) for s in story.steps]
         shade = matplotlib.colormaps["viridis_r"](0.1 + 0.8 * age / max(1, story.bound, oldest))
-        axes.bar(at, counts, bottom=bottom, color=shade, label=f"age {age}")
+        axes.bar(at, counts, _wide(at), bottom=bottom, color=shade, label=f"age {age}")
         bottom = [b + c for b, c in zip(bottom, counts, strict=True)]
     axes.yaxis.get_major_locator().set_params(integer=True)
     _labels(axes, "step", f"groups of the batch (K = {story.bound})")
@@ -88,8 +91,7 @@ def stages(story: Story, axes: Any) -> None:
 
 def rates(story: Story, axes: Any) -> None:
     """What became of finished work, in shares, one bar for each bucket of each dimension."""
-    shown = [(f"{name} {rate.bucket}", rate) for name, found in story.rates.items() for rate in found]
-    shown = [(name, rate) for name, rate in reversed(shown) if rate.completion is not None]
+    shown = _over(story)[::-1]
     left = [0.0] * len(shown)
     for what, colour in (("trained", BLUE), ("stale", ORANGE), ("dropped", RED)):
         shares = [getattr(rate, what) / (rate.trained + rate.stale + rate.dropped) for _, rate in shown]
@@ -99,6 +101,11 @@ def rates(story: Story, axes: Any) -> None:
         axes.text(101, at, f"{rate.trained}, age {rate.age:.1f}", fontsize=7, va="center")
     axes.set_xlim(0, 100)
     _labels(axes, "% of finished trajectories; at the right: how many were trained, and their mean age", "")
+
+
+def _over(story: Story) -> list[tuple[str, Rate]]:
+    found = [(f"{name} {rate.bucket}", rate) for name, rates in story.rates.items() for rate in rates]
+    return [(name, rate) for name, rate in found if rate.completion is not None]
 
 
 def reward(story: Story, axes: Any) -> None:
@@ -131,13 +138,15 @@ PLOTS: dict[str, tuple[str, Draw]] = {
 def png(name: str, stories: Sequence[Story]) -> bytes:
     """One plot, a column for each run, on the same scale."""
     title, draw = PLOTS[name]
-    figure = Figure(figsize=(8.5 * len(stories), 3.2 if len(stories) == 1 else 3.6), layout="constrained", dpi=110)
+    high = max(3.4, 1.0 + 0.17 * max(len(_over(story)) for story in stories)) if name == "rates" else 3.4
+    size = (8.5 * len(stories), high if len(stories) == 1 else high + 0.3)
+    figure = Figure(figsize=size, layout="constrained", dpi=110)
     every = figure.subplots(1, len(stories), squeeze=False, sharey=True, sharex=name in ("stages", "lengths"))[0]
     for story, axes in zip(stories, every, strict=True):
         if story.steps or name == "bank":
             draw(story, axes)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(title if len(stories) == 1 else story.name, fontsize=10, loc="left")
+        axes.set_title(title if len(stories) == 1 else story.name, fontsize=10, loc="left", pad=20)  # above the legend
     if len(stories) > 1:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     data = io.BytesIO()
@@ -150,4 +159,8 @@ def _labels(axes: Any, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=8)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=3)
+        axes.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=5)
+
+
+def _wide(bars: Sequence[int]) -> float:
+    return 0.8 if len(bars) <= _MANY else 1.0

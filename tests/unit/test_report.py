@@ -15,6 +15,7 @@ from agentrl.report.story import STAGES
 from agentrl.wiring.story import read_story
 from tests.cli import agentrl
 from tests.recordings import RECIPE, recorded
+from tests.repo.tree import ROOT
 from tests.unit.test_top import played
 
 STALE = """
@@ -110,6 +111,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     assert "<a & b>" not in text
     assert not re.search(r"https?://", text)
     assert "data:image/png;base64," in text
+    assert text.count(page.headline(story)) == 2
 
 
 def test_the_command_writes_a_page_and_says_the_figures(tmp_path: Path) -> None:
@@ -122,6 +124,9 @@ def test_the_command_writes_a_page_and_says_the_figures(tmp_path: Path) -> None:
     assert all(max(map(int, step["tokens"])) == step["oldest"] <= run["K"] for step in run["audit"])
     assert Path(document["page"]).is_file()
     assert [run["steps"] for run in document["runs"]] == [6, 6]
+    assert sum(bucket["trained"] for bucket in run["rates"]["length"]) > 0
+    told = (ROOT / "docs" / "watching.md").read_text().partition("## report --json")[2]
+    assert [field for field in run if f"`{field}`" not in told] == []
     assert (tmp_path / "report" / "stages.png").is_file()
 
 
