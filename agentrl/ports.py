@@ -6,7 +6,7 @@ work twice. Cancelling a call releases what it held.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from agentrl.records import (
@@ -65,7 +65,8 @@ class Engine(Protocol):
         ...
 
     async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
-        """Bring the weights near the engine (copy, checksum, page cache) while it serves. Returns seconds."""
+        """Bring the weights near the engine (copy, checksum, page cache) while it serves. Returns seconds. deadline_s:
+        of what the engine itself does then; bringing ends by itself where it makes no progress."""
         ...
 
     async def swap(
@@ -314,9 +315,11 @@ class Host(Protocol):
         """The first `limit` bytes. FileNotFoundError where there is none, UserError where it is not readable."""
         ...
 
-    async def send(self, source: str, path: str, *, deadline_s: float) -> None:
-        """Copy a file or folder of this machine to `path` there, which then holds exactly that. UserError where one
-        side cannot be read or written."""
+    async def send(
+        self, source: str, path: str, *, deadline_s: float, moved: Callable[[int], None] | None = None
+    ) -> None:
+        """Copy a file or folder of this machine to `path` there, which then holds exactly that. deadline_s: without a
+        byte that moves. moved: hears how many more have. UserError where one side cannot be read or written."""
         ...
 
     async def reach(self, address: str) -> str:

@@ -78,7 +78,8 @@ def _push(run: RunFolder, wanted: Version | None, *, json: bool, quiet: bool) ->
                 f"{said.engine}: version {said.before} → [bold]{said.version}[/], paused {said.pause_s:.3f} s"
             )
 
-    done = asyncio.run(push(what, heard=heard))
+    with progress(quiet=quiet or json) as tell:
+        done = asyncio.run(push(what, heard=heard, progress=tell))
     document = {"run": str(run), "live": False, "version": what.version, "pushed": done}
     emit(document, lambda out: _draw_pushed(out, done), json=json, quiet=quiet)
 

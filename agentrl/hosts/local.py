@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ from agentrl.errors import DeadlineError, InfraError, UnavailableError, UserErro
 _GUARD = str(Path(__file__).with_name("guard.py"))
 _GONE_GRACE_S = 5.0  # what a program is given to clean up after its starter died
 _SWEEP_S = 10.0
+_SLOWEST = 20e6  # bytes a second that a disk copies
 
 
 class LocalHost:
@@ -88,17 +89,21 @@ class LocalHost:
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
         return await asyncio.to_thread(_head, Path(path), limit)
 
-    async def send(self, source: str, path: str, *, deadline_s: float) -> None:
-        """A copy: links are followed, modes and times kept."""
-        target = Path(path)
+    async def send(
+        self, source: str, path: str, *, deadline_s: float, moved: Callable[[int], None] | None = None
+    ) -> None:
+        """A copy: links are followed, modes and times kept. `cp` does not tell how far it is: only its end is heard."""
+        target, size = Path(path), await asyncio.to_thread(_size, Path(source))
         _parents(target)
         fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             argv = ["cp", "-rL", "--preserve=mode,timestamps", "--", source, str(fresh)]
-            code, said = await self.run(argv, timeout_s=deadline_s)
+            code, said = await self.run(argv, timeout_s=deadline_s + size / _SLOWEST)
             if code:
                 raise UserError(f"{source}: cannot be copied to {path}: {said.strip()}", hint="mend what cp names")
             await asyncio.to_thread(_swap_in, fresh, target)
+            if moved is not None:
+                moved(size)
         finally:
             await asyncio.to_thread(_remove, fresh)
 
@@ -224,6 +229,10 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
     except OSError as exc:
         fresh.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {exc.strerror}", hint="it must be writable") from exc
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def _head(path: Path, limit: int) -> bytes:

@@ -15,7 +15,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -168,7 +168,7 @@ class SshHost:
         raise UnavailableError(f"host {self.name}: {label or argv[0]} was not started: {answer}")
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o600) -> None:
-        async with self._files(path) as sftp:
+        async with self._files(path) as (sftp, _):
             await self._parents(sftp, path)
             partial = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{secrets.token_hex(4)}"
             try:
@@ -182,20 +182,25 @@ class SshHost:
                 raise
 
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
-        async with self._files(path) as sftp:
+        async with self._files(path) as (sftp, _):
             if await sftp.isdir(path):
                 raise UserError(f"host {self.name}: {path}: it is a folder", hint="name a file")
             async with sftp.open(path, "rb") as file:
                 return cast(bytes, await file.read(limit))  # asyncssh says str, whatever the mode
 
-    async def send(self, source: str, path: str, *, deadline_s: float) -> None:
+    async def send(
+        self, source: str, path: str, *, deadline_s: float, moved: Callable[[int], None] | None = None
+    ) -> None:
         if not await asyncio.to_thread(Path(source).exists):
             raise UserError(f"{source}: no such file", hint="name a file or folder of this machine")
         fresh = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{secrets.token_hex(4)}"
         try:
-            async with self._files(path, deadline_s, bulk=True) as sftp:
+            async with self._files(path, deadline_s, bulk=True) as (sftp, goes_on):
                 await self._parents(sftp, path)
-                await sftp.put(source, fresh, preserve=True, recurse=True, follow_symlinks=True)
+                told = _Told(goes_on, moved)
+                await sftp.put(
+                    source, fresh, preserve=True, recurse=True, follow_symlinks=True, progress_handler=told.copied
+                )
             swap = 'if [ -d "$2" ] && [ ! -L "$2" ]; then mv -T -- "$2" "$1.old"; fi; mv -T -- "$1" "$2"'
             code, said = await self.run(["sh", "-c", swap, "sh", fresh, path], timeout_s=_FILE_S)
             if code:
@@ -279,18 +284,24 @@ class SshHost:
     @asynccontextmanager
     async def _files(
         self, path: str, deadline_s: float = _FILE_S, *, bulk: bool = False
-    ) -> AsyncIterator[asyncssh.SFTPClient]:
-        """An SFTP session with a deadline, its errors in the user's terms."""
-        where = f"host {self.name}: {path}"
+    ) -> AsyncIterator[tuple[asyncssh.SFTPClient, Callable[[], None]]]:
+        """An SFTP session with a deadline, its errors in the user's terms; and what puts the deadline off: a sign of
+        progress."""
+        where, now = f"host {self.name}: {path}", asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s) as timeout:
+
+                def goes_on() -> None:
+                    if not timeout.expired():
+                        timeout.reschedule(now() + deadline_s)
+
                 if bulk:
                     async with self._link.another() as connection, connection.start_sftp_client() as sftp:
-                        yield sftp
+                        yield sftp, goes_on
                 else:
-                    yield await self._sftp_client()
+                    yield await self._sftp_client(), goes_on
         except TimeoutError as exc:
-            raise DeadlineError(f"{where}: not done within {deadline_s:g} s") from exc
+            raise DeadlineError(f"{where}: no progress within {deadline_s:g} s") from exc
         except (asyncssh.SFTPNoSuchFile, asyncssh.SFTPNoSuchPath) as exc:
             raise FileNotFoundError(where) from exc
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as exc:
@@ -336,6 +347,23 @@ class SshHost:
 
 
 _SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
+
+
+class _Told:
+    """What asyncssh says of a transfer (each file's bytes so far), as a sign of progress and as bytes more."""
+
+    def __init__(self, goes_on: Callable[[], None], moved: Callable[[int], None] | None) -> None:
+        self._goes_on = goes_on
+        self._moved = moved
+        self._file: bytes = b""
+        self._bytes = 0
+
+    def copied(self, source: bytes, target: bytes, so_far: int, total: int) -> None:
+        self._goes_on()
+        more = so_far - (self._bytes if source == self._file else 0)
+        self._file, self._bytes = source, so_far
+        if self._moved is not None:
+            self._moved(more)
 
 
 def _line(argv: Sequence[str]) -> str:

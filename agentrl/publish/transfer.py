@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agentrl.errors import DataError, UnavailableError, UserError
-from agentrl.ports import Host
+from agentrl.ports import Host, Progress
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
 _COMMAND_S = 120.0
-_SLOWEST = 20e6  # bytes a second that a disk there reads, a line carries: what takes longer is given up
+_SLOWEST = 20e6  # bytes a second that a disk there reads: what takes longer is given up
+_SILENT_S = 60.0  # without a byte on its way: it is given up
+_TELL_EVERY_S = 2.0
 _PROBE_S = 20.0
 _AT_ONCE = 4  # files of one version on their way to one host
 
@@ -29,15 +32,19 @@ class HostFolders:
     """`serve.staging.Folders` of one host, for all of its engines. root: a folder there that is ours alone. near: one
     there that may hold the model already: what it has of the initial version is not sent.
 
-    Calls have no deadline but what a very slow host takes: whoever calls has one. A call that is cancelled leaves whole
-    files to go on from.
+    A call goes on as long as bytes move, and ends by itself where none do; where only the host knows (it reads files to
+    check them), after what a very slow disk takes. A call that is cancelled leaves whole files to go on from. progress
+    hears how far a version is.
     """
 
-    def __init__(self, host: Host, root: str, *, shared: bool, near: str = "") -> None:
+    def __init__(
+        self, host: Host, root: str, *, shared: bool, near: str = "", progress: Progress | None = None
+    ) -> None:
         self._host = host
         self._root = root
         self._shared = shared
         self._near = near
+        self._progress = progress
         self._one = asyncio.Lock()  # engines of one host wait for one transfer
         self._there: dict[str, str] = {}  # folder here -> folder there, of what was brought
         self.sent_bytes = 0
@@ -73,11 +80,13 @@ class HostFolders:
         limit_s = _limit_s(sum(size for _, _, size in listed.files))
         missing = await self._receive(limit_s, do="missing", near="" if version else self._near, **order)
         places = asyncio.Semaphore(_AT_ONCE)
+        sizes = {file: size for file, _, size in listed.files}
+        pace = Pace(self._host.name, version, sum(sizes[file] for file in missing), self._progress)
 
         async def send(file: str) -> None:
             async with places:
                 target = f"{self._root}/.part-{name}/{file}"
-                await self._host.send(str(here / file), target, deadline_s=limit_s)
+                await self._host.send(str(here / file), target, deadline_s=_SILENT_S, moved=pace.moved)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -91,7 +100,7 @@ class HostFolders:
                 f"{self._host.name}: version {version} cannot be sent: {first}",
                 hint="free space there, or name another hosts.home",
             ) from failed
-        self.sent_bytes += sum(size for file, _, size in listed.files if file in missing)
+        self.sent_bytes += pace.total
         keep = [_name(folder) for folder in here.parent.glob("v*") if (folder / MANIFEST).is_file()]
         manifest = (here / MANIFEST).read_text()
         await self._receive(limit_s, do="commit", **order, manifest=manifest, keep=keep)
@@ -120,7 +129,31 @@ class HostFolders:
         return answer["value"]
 
 
-async def folders_of(host: Host, weights: str, *, store: str, root: str, near: str = "") -> HostFolders:
+class Pace:
+    """How fast a version gets to a host, for people: told now and then, and at the end."""
+
+    def __init__(self, who: str, version: Version, total: int, progress: Progress | None) -> None:
+        self.total = total
+        self._who = who
+        self._version = version
+        self._progress = progress
+        self._began = self._told = time.monotonic()
+        self._bytes = 0
+
+    def moved(self, more: int) -> None:
+        self._bytes += more
+        now, whole = time.monotonic(), self._bytes >= self.total
+        if self._progress is None or not self.total or (now - self._told < _TELL_EVERY_S and not whole):
+            return
+        self._told = now
+        rate = self._bytes / max(now - self._began, 1e-3)
+        what = f"version {self._version}: {_said(self._bytes)} of {_said(self.total)} sent, {rate / 1e6:.0f} MB/s"
+        self._progress(self._who, what, self._bytes / self.total)
+
+
+async def folders_of(
+    host: Host, weights: str, *, store: str, root: str, near: str = "", progress: Progress | None = None
+) -> HostFolders:
     """How versions of the store in the folder `store` get to a host. weights: auto, shared or copy (`hosts.weights`).
 
     UserError where it shall be shared and is not.
@@ -131,7 +164,7 @@ async def folders_of(host: Host, weights: str, *, store: str, root: str, near: s
             f"hosts.{host.name}.weights: shared, but {store} is not the same folder there",
             hint='mount it there under the same path, or set weights = "copy"',
         )
-    return HostFolders(host, root, shared=shared, near=near)
+    return HostFolders(host, root, shared=shared, near=near, progress=progress)
 
 
 async def _sees(host: Host, store: str) -> bool:
@@ -146,6 +179,10 @@ async def _sees(host: Host, store: str) -> bool:
         return False
     finally:
         await asyncio.to_thread(mark.unlink)
+
+
+def _said(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _limit_s(size: int) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from agentrl.errors import InfraError, ReplayDiverged, SandboxLost, UnavailableError
+from agentrl.finish import finish
 from agentrl.ports import Sandbox, SandboxHost, Verifier
 from agentrl.records import ExecResult, Turn, Verdict
 from agentrl.rollout.observation import render
@@ -64,8 +64,8 @@ class Workspace:
         """Give the sandbox back, even while being cancelled. Where its host does not answer, the lease ends it."""
         box, self._box = self._box, None
         if box is not None:
-            with suppress(InfraError, UnavailableError):
-                await _finish(box.close(), deadline_s=_CLOSE_S)
+            with suppress(InfraError, UnavailableError, TimeoutError):
+                await finish(box.close(), deadline_s=_CLOSE_S)
 
     @property
     def _id(self) -> str:
@@ -110,26 +110,3 @@ def digest(observation: str) -> str:
 
 
 async def _nothing(box: Sandbox) -> None: ...
-
-
-async def _finish(work: Awaitable[None], *, deadline_s: float) -> None:
-    """Await `work` through any number of cancellations, at most deadline_s; then let the cancellation through."""
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + deadline_s
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done() and (left := ends - loop.time()) > 0:
-        try:
-            await asyncio.wait({task}, timeout=left)
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if not task.done():
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=1.0)
-    if cancelled:
-        if task.done() and not task.cancelled():
-            task.exception()  # seen: the cancellation is what the caller must hear
-        raise cancelled
-    if task.done() and not task.cancelled():
-        task.result()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 
 from agentrl.errors import AgentRLError, DataError, DeadlineError, EngineLost, EngineTorn
+from agentrl.finish import finish
 from agentrl.records import EngineInfo, LoadReport, RankLoad, Reply, Sampling, Version
 from agentrl.serve import staging, wire
 from agentrl.serve.broadcast import Broadcast
@@ -146,7 +147,7 @@ class SGLangEngine:
         try:
             raw = await self._ok("POST", "/generate", body, limit_s - (time.monotonic() - started))
         except (asyncio.CancelledError, DeadlineError):
-            await _finish(self._abort_quietly(rid))
+            await finish(self._abort_quietly(rid))
             raise
         finally:
             self._open -= 1
@@ -212,18 +213,13 @@ class SGLangEngine:
     async def stage(self, path: str, version: Version, *, deadline_s: float) -> float:
         started = time.monotonic()
         if self._broadcast is not None:
-            await asyncio.to_thread(staging.verify, path, version)
+            await staging.Here().bring(path, version)
             await asyncio.to_thread(staging.fits, path, self._holds, complete=False)
             await self._broadcast.join(self._post, self._split, deadline_s=min(deadline_s, self._admin_timeout_s))
             return time.monotonic() - started
-        try:
-            async with asyncio.timeout(deadline_s):
-                there = await self._folders.bring(path, version)
-        except TimeoutError as exc:
-            raise DeadlineError(f"{path}: not read within {deadline_s:.1f} s", hint="Is the disk slow?") from exc
+        there = await self._folders.bring(path, version)  # which ends by itself where it makes no progress
         if self._embedded:
-            left_s = deadline_s - (time.monotonic() - started)
-            await self._load("/stage_weights", {"model_path": there}, left_s)
+            await self._load("/stage_weights", {"model_path": there}, deadline_s)
         return time.monotonic() - started
 
     async def swap(
@@ -232,7 +228,7 @@ class SGLangEngine:
         end = time.monotonic() + deadline_s
         self._lost_tokens = 0
         # a cancelled swap must still not leave the engine paused
-        pause_s = await _finish(self._swap_paused(path, version, end, regenerate, grace_s))
+        pause_s = await finish(self._swap_paused(path, version, end, regenerate, grace_s))
         found = await self.info(deadline_s=end - time.monotonic())
         if found.version != version:
             raise self._lost(f"holds version {found.version} after version {version} was loaded")
@@ -380,19 +376,3 @@ class SGLangEngine:
 
     def _lost(self, what: str) -> EngineLost:
         return EngineLost(f"engine {self._name} at {self._url}: {what}", hint="See the engine's log.")
-
-
-async def _finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end even if the caller is cancelled meanwhile; then the cancellation goes on."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # seen; the cancellation is the news
-        raise cancelled
-    return task.result()

@@ -21,11 +21,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, DeadlineError
 from agentrl.records import Version, WeightsManifest
 
 MANIFEST = "manifest.json"
 ORDER_S = 10
+_READ_S = 120.0
+_SLOWEST = 20e6  # bytes a second that a disk reads: what takes longer is given up
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
@@ -39,7 +41,8 @@ class Folders(Protocol):
     """
 
     async def bring(self, path: str, version: Version) -> str:
-        """The folder there that holds what `path` holds, whole and read to its end."""
+        """The folder there that holds what `path` holds, whole and read to its end. DeadlineError where nothing moves
+        any more; large weights on a slow line may take their time."""
         ...
 
     async def find(self, path: str, version: Version) -> str:
@@ -55,7 +58,12 @@ class Here:
     """`Folders` of an engine on this machine."""
 
     async def bring(self, path: str, version: Version) -> str:
-        await asyncio.to_thread(verify, path, version)
+        limit_s = _READ_S + await asyncio.to_thread(_bytes, Path(path)) / _SLOWEST
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.to_thread(verify, path, version)
+        except TimeoutError as exc:
+            raise DeadlineError(f"{path}: not read within {limit_s:.0f} s", hint="Is the disk slow?") from exc
         return path
 
     async def find(self, path: str, version: Version) -> str:
@@ -66,6 +74,10 @@ class Here:
 
     async def vocabulary(self, there: str) -> int | None:
         return await asyncio.to_thread(vocabulary, there)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def verify(path: str, version: Version) -> int:

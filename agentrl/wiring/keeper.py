@@ -123,7 +123,7 @@ async def _start(
     token = (folder / "token").read_text().strip()
     store = await asyncio.to_thread(_adopt, recipe, folder) if kind == "serve" else None
     weights = str(folder / _STATE["serve"])
-    folders = await prepare(recipe, sites, token=token, store=weights, roles=(ROLES[kind],))
+    folders = await prepare(recipe, sites, token=token, store=weights, roles=(ROLES[kind],), progress=progress)
     if store is None:
         async with asyncio.TaskGroup() as group:
             for name in recipe.sandbox_hosts:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentrl import ports
-from agentrl.errors import AgentRLError, UnavailableError
+from agentrl.errors import AgentRLError
 from agentrl.hosts.inventory import Site, Sites, remove_dead
 from agentrl.publish.transfer import HostFolders, folders_of
 from agentrl.recipe.schema import Recipe, Sandbox
@@ -27,8 +27,19 @@ log = logging.getLogger("agentrl.wiring")
 _STILL_THERE_S = 10.0
 
 
+def note(who: str, what: str, share: float | None = None) -> None:
+    """A `ports.Progress` that goes to the log."""
+    log.info("%s: %s%s", who, what, f", {share:.0%}" if share is not None else "")
+
+
 async def prepare(
-    recipe: Recipe, sites: Sites, *, token: str, store: str, roles: Collection[str] = ("engines", "sandbox")
+    recipe: Recipe,
+    sites: Sites,
+    *,
+    token: str,
+    store: str,
+    roles: Collection[str] = ("engines", "sandbox"),
+    progress: ports.Progress = note,
 ) -> dict[str, HostFolders]:
     """Hosts are examined and claimed for these roles, get the token, and it is found out how weights of the store in
     the folder `store` get to those with engines; by host name, without those that need nothing done. One error where a
@@ -44,10 +55,12 @@ async def prepare(
             group.create_task(site.host.write(Paths.below(site.run_dir).token, token.encode()))
             group.create_task(remove_dead(site.host))
     serving = [name for name in sites if name in recipe.engine_hosts and "engines" in roles]
-    return await folders_at(recipe, sites, serving, store)
+    return await folders_at(recipe, sites, serving, store, progress)
 
 
-async def folders_at(recipe: Recipe, sites: Sites, names: Iterable[str], store: str) -> dict[str, HostFolders]:
+async def folders_at(
+    recipe: Recipe, sites: Sites, names: Iterable[str], store: str, progress: ports.Progress = note
+) -> dict[str, HostFolders]:
     """How weights of the store get to these hosts, without those that need nothing done."""
     model = recipe.model.path
     near = model if model.startswith("/") else ""  # where the model may be there too
@@ -57,7 +70,9 @@ async def folders_at(recipe: Recipe, sites: Sites, names: Iterable[str], store: 
         assert site.spec is not None
         if not site.host.local or site.spec.weights == "copy":
             root = f"{site.run_dir}/weights"
-            found[name] = await folders_of(site.host, site.spec.weights, store=store, root=root, near=near)
+            found[name] = await folders_of(
+                site.host, site.spec.weights, store=store, root=root, near=near, progress=progress
+            )
     return found
 
 
@@ -80,10 +95,6 @@ class OwnEngine:
             await self.process.stop()
 
 
-def _note(who: str, what: str, share: float | None = None) -> None:
-    log.info("%s: %s%s", who, what, f", {share:.0%}" if share is not None else "")
-
-
 @dataclass
 class EngineStarter:
     """Starts engine `name` with the version that is served now, again and again. path: a version's folder here."""
@@ -97,7 +108,7 @@ class EngineStarter:
     version: Callable[[], Version]
     path: Callable[[Version], str]
     sender: Sender | None = None
-    progress: ports.Progress = _note
+    progress: ports.Progress = note
     _last: OwnEngine | None = field(default=None, init=False)
 
     async def start(self) -> OwnEngine:
@@ -125,17 +136,8 @@ class EngineStarter:
         return OwnEngine(site, engine, info, process, server.served_model_name or "")
 
     async def _there(self, version: Version) -> str:
-        path, limit_s = self.path(version), self.recipe.engines.start_timeout_s
-        if self.folders is None:
-            return path
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self.folders.bring(path, version)
-        except TimeoutError as exc:
-            raise UnavailableError(
-                f"{self.site.host.name}: version {version} was not there within {limit_s:g} s",
-                hint="raise engines.start_timeout_s, or share a file system (hosts.weights)",
-            ) from exc
+        path = self.path(version)
+        return path if self.folders is None else await self.folders.bring(path, version)
 
     async def _found_again(self) -> OwnEngine | None:
         """The process of before, if it is the one that answers: it serves on, with what it held."""

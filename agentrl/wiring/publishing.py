@@ -11,6 +11,7 @@ import msgspec
 
 from agentrl.errors import UnavailableError, UserError
 from agentrl.hosts.inventory import connected
+from agentrl.ports import Progress
 from agentrl.publish.store import DiskWeightStore
 from agentrl.publish.transfer import HostFolders
 from agentrl.recipe.load import load
@@ -19,7 +20,7 @@ from agentrl.records import Record, Version
 from agentrl.serve.launch import attach_engine
 from agentrl.serve.sglang import SGLangEngine
 from agentrl.wiring.derive import label_of
-from agentrl.wiring.parts import folders_at
+from agentrl.wiring.parts import folders_at, note
 from agentrl.wiring.services import Services, Serving
 from agentrl.wiring.survey import token_of_service
 
@@ -72,18 +73,19 @@ def target(folder: Path, version: Version | None) -> Target:
     return Target(recipe=recipe, serving=serving, path=path, version=found)
 
 
-async def push(what: Target, *, heard: Callable[[Pushed], None]) -> list[Pushed]:
+async def push(what: Target, *, heard: Callable[[Pushed], None], progress: Progress = note) -> list[Pushed]:
     """By the recipe's strategy: all stage at once while they serve, then at most `publish.max_unavailable` swap at a
-    time, those with least work first; all at once under order "all". `heard` gets each as it is done.
+    time, those with least work first; all at once under order "all". `heard` gets each as it is done,
+    `progress` how far the version is on its way to a host.
 
     UserError where an engine holds a newer version: versions only grow.
     """
-    async with _ways(what) as folders:
+    async with _ways(what, progress) as folders:
         return await _to_all(what, folders, heard)
 
 
 @contextlib.asynccontextmanager
-async def _ways(what: Target) -> AsyncIterator[dict[str, HostFolders]]:
+async def _ways(what: Target, progress: Progress) -> AsyncIterator[dict[str, HostFolders]]:
     """How the version gets to the hosts of the service's engines, by host."""
     names = {part.host for part in what.serving.parts if part.host}
     if not names:
@@ -92,7 +94,7 @@ async def _ways(what: Target) -> AsyncIterator[dict[str, HostFolders]]:
     services = Path(what.serving.folder)
     recipe = await asyncio.to_thread(load, services / "serve.toml", checked=False)
     async with connected(recipe, services, label_of(f"{recipe.name}-serve", services), "engines") as sites:
-        yield await folders_at(recipe, sites, sorted(names), str(Path(what.path).parent))
+        yield await folders_at(recipe, sites, sorted(names), str(Path(what.path).parent), progress)
 
 
 async def _to_all(what: Target, folders: dict[str, HostFolders], heard: Callable[[Pushed], None]) -> list[Pushed]:

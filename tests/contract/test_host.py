@@ -231,8 +231,9 @@ def test_what_is_sent_is_all_that_is_there(stand: Stand, tmp_path: Path) -> None
     (source / "link").symlink_to("deep/program")
 
     async def body(host: Host) -> None:
-        there = f"{stand.there}/x/target"
-        await host.send(str(source), there, deadline_s=20)
+        there, moved = f"{stand.there}/x/target", list[int]()
+        await host.send(str(source), there, deadline_s=20, moved=moved.append)
+        assert sum(moved) == 4  # the program, and again where the link was
         (target / "stray").touch()
         await host.send(str(source), there, deadline_s=20)
         assert sorted(str(p.relative_to(target)) for p in target.rglob("*")) == ["deep", "deep/program", "link"]

@@ -9,7 +9,7 @@ import pytest
 from tests.repo.tree import Module, modules, under
 
 NOUNS = ("records", "errors")
-SEAM = (*NOUNS, "ports", "recipe", "wire", "lifeline")  # wire and lifeline are leaves: formats and one mechanism
+SEAM = (*NOUNS, "ports", "recipe", "wire", "lifeline", "finish")  # the last three are leaves: formats, two mechanisms
 ADAPTERS = ("serve", "sandbox", "tasks", "journal", "publish", "hosts", "train")
 
 # package -> what of agentrl it may import besides itself. The longest matching name decides.
@@ -18,12 +18,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "records": (),
     "errors": ("records",),
     "lifeline": (),
+    "finish": (),
     "wire": NOUNS,
     "ports": ("records",),
     "recipe": NOUNS,
     "scheduler": ("records",),
     "train.batching": ("records",),
-    "rollout": (*NOUNS, "ports"),
+    "rollout": (*NOUNS, "ports", "finish"),
     **dict.fromkeys(ADAPTERS, SEAM),
     "runtime": (*NOUNS, "ports", "wire", "scheduler", "rollout", "train.batching"),
     "sim": (*NOUNS, "ports", "recipe", "scheduler", "runtime.player"),

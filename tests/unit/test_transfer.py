@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,10 @@ class Counting(LocalHost):
         self.sent: list[str] = []
         self._fail = fail
 
-    async def send(self, source: str, path: str, *, deadline_s: float) -> None:
+    async def send(self, source: str, path: str, **how: Any) -> None:
         self._fail(source)
         self.sent.append(Path(source).name)
-        await super().send(source, path, deadline_s=deadline_s)
+        await super().send(source, path, **how)
 
 
 @pytest.fixture
@@ -52,8 +53,12 @@ def versions_at(root: Path) -> list[str]:
 def test_only_what_is_missing_is_sent(store: DiskWeightStore, tmp_path: Path) -> None:
     async def scenario() -> None:
         host, root = Counting(), tmp_path / "there"
-        folders = HostFolders(host, str(root), shared=False)
+        told: list[tuple[str, float | None]] = []
+        folders = HostFolders(
+            host, str(root), shared=False, progress=lambda who, what, share=None: told.append((who, share))
+        )
         first = await folders.bring(store.path(Version(0)), Version(0))
+        assert told == [("far", 1.0)]
         assert sorted(host.sent) == ["config.json", "model.safetensors"]
         assert staging.verify(first, Version(0)) > 9_000
         host.sent.clear()
@@ -104,8 +109,8 @@ def test_a_transfer_that_was_cut_goes_on_where_it_was(store: DiskWeightStore, tm
 
 def test_what_arrives_damaged_is_refused_and_sent_again(store: DiskWeightStore, tmp_path: Path) -> None:
     class Damaging(Counting):
-        async def send(self, source: str, path: str, *, deadline_s: float) -> None:
-            await super().send(source, path, deadline_s=deadline_s)
+        async def send(self, source: str, path: str, **how: Any) -> None:
+            await super().send(source, path, **how)
             if len(self.sent) <= 2 and path.endswith("model.safetensors"):
                 await self.write(path, b"weights ?" * 1_000)
 

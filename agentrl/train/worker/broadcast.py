@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
@@ -30,6 +31,8 @@ class Groups:
     def __init__(self, address: str, backend: str) -> None:
         self._address = address
         self._backend = backend
+        if backend == "gloo":  # it would take the interface of this machine's name, which others may not reach
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(address))
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._sockets: dict[str, socket.socket] = {}
         self._groups: dict[str, tuple[Any, Any]] = {}  # with the store, which lives as long
@@ -89,6 +92,15 @@ class Groups:
                     found |= dict.fromkeys(opened.keys(), file)
             self._files = {path: found}
         return self._files[path]
+
+
+def _interface(address: str) -> str:
+    """The network interface that has it. OSError where none has."""
+    numeric = socket.getaddrinfo(address, None)[0][4][0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == numeric for found in addresses):
+            return name
+    raise OSError(f"{address} is no address of this machine")
 
 
 def obey(groups: Groups, order: dict[str, Any]) -> None:

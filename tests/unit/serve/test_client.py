@@ -351,3 +351,27 @@ def test_staging_names_what_is_wrong(tmp_path: Path, damage: str) -> None:
         folder = folder / "absent"
     with pytest.raises(DataError, match=str(folder)):
         staging.verify(str(folder), version)
+
+
+class Slow(staging.Here):
+    """Weights that are on their way for longer than anybody would wait for an answer."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+
+    async def bring(self, path: str, version: Version) -> str:
+        await self.arrived.wait()
+        return path
+
+
+def test_weights_may_be_longer_on_their_way_than_an_answer(weights: Path) -> None:
+    async def check() -> None:
+        folders = Slow()
+        engine = SGLangEngine("e7", "http://127.0.0.1:1", "t", folders=folders)
+        staged = asyncio.create_task(engine.stage(str(weights), Version(1), deadline_s=0.0))
+        await asyncio.sleep(0)
+        folders.arrived.set()
+        assert await staged >= 0.0
+        await engine.aclose()
+
+    asyncio.run(check())
