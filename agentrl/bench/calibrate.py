@@ -1,15 +1,11 @@
 """`agentrl bench calibrate RUN`: a live run as a recipe of the simulated fleet, and what that predicts of other runs.
 
-Measured: how long a step of an engine takes by how many decode, prefill by the token, operations, verification, the
-trainer's step, staging and loading of weights. All that was measured while the machine was busy; `quiet` is the share
-of it that the same work takes undisturbed, and the simulated machine's CPUs, shared by all, bring the rest back. One
-number is not measured but fitted, to the run itself: CPU seconds of an attempt outside engines and tools (its sandbox
-opened and closed, the controller's own work), or `quiet` where those come to less than nothing. Nothing is fitted to a
-run that is predicted. What else the machine did is in the measures: predict runs that had the machine as much to
-themselves.
-
-Fitted is the mean interval, and the median is reported beside it: where the window is a whole number of batches, steps
-come in bunches (3.6 s, 0.6 s, 3.6 s, ...), live as well as simulated, and a median between two peaks says little.
+A live run's times are those of a busy machine. What they come to undisturbed is found by simulating the run: engines,
+sandboxes, trainer and controller share the simulated machine's CPUs, and the work of each kind is scaled until that
+kind takes as long in the simulation as it did live. Closing a sandbox, for which nobody waits, is taken to be as much
+work as opening it. One number is fitted to the run's own mean interval: how long an attempt takes to begin, which no
+record names. Nothing is fitted to a run that is predicted. What else the machine did is in the measures: predict runs
+that had the machine as much to themselves.
 """
 
 from __future__ import annotations
@@ -20,56 +16,41 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, linear_regression, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from agentrl.bench.fleet import play
+from agentrl.bench.observed import KINDS, Interval, Observed, interval, live, simulated
 from agentrl.bench.sim.sheet import Sheet, Table
 from agentrl.errors import UserError
-from agentrl.recipe.sim import Engine, Fleet, SimPolicy, SimRecipe, SimTrainer, Workload
+from agentrl.recipe.sim import Controller, Engine, Fleet, SimPolicy, SimRecipe, SimTrainer, Workload
 from agentrl.records import Lane, Record, Trajectory, Turn
 from agentrl.sim.fleet import trace
 from agentrl.sim.fleet.ops import AttemptPlan, Op, TurnPlan
 from agentrl.wiring.derive import policy_of
-from agentrl.wiring.fleet import Options
+from agentrl.wiring.plan import plan
 from agentrl.wiring.recorded import Recorded, read
 
-WARM = 2  # first intervals left out, of runs and of simulations
-SEEDS = 8  # simulations of which the mean is the prediction
-_FIT = 10  # halvings, each of
-_FIT_SEEDS = 3  # simulations
-_MOST_S = 4.0  # CPU seconds of an attempt that are not measured
+SEEDS = 4  # simulations of which the mean is the prediction
+_ROUNDS = 16  # of fitting, each of one simulation
+_GAIN = 0.6  # of what is missing, made up for in one round
+_FIRST = 0.2  # share of a measured time that is work, to begin with, and
+_LEAST = 1e-3  # the smallest
 
 
 class Measures(Record):
-    """Of one live run. Seconds; `quiet` is a share."""
+    """Of one live run, seconds. work: by kind, the share of the measured time that the same work takes undisturbed."""
 
-    mean_s: float  # of the intervals
-    median_s: float
+    seen: Observed
     step_s: float
     sequence_s: float
     prefill_token_s: float
-    turn_s: float  # of a turn outside engine and tool: HTTP, journal, controller
     train_s: float
+    train_token_s: float  # more for each trained token
     stage_s: float
     swap_s: float
-    quiet: float
-    attempt_s: float = 0.0  # fitted: CPU of an attempt that no record names
-
-
-class Interval(NamedTuple):
-    """Seconds between two steps."""
-
-    mean_s: float
-    median_s: float
-
-
-def interval(run: Recorded) -> Interval:
-    intervals = [float(step["interval_s"]) for step in run.steps[WARM:]]
-    if len(intervals) < WARM:
-        raise UserError(f"{run.folder}: {len(run.steps)} steps are too few", hint="run at least 6 steps")
-    return Interval(fmean(intervals), median(intervals))
+    work: dict[str, float]
+    start_s: float = 0.0  # fitted: of an attempt before its sandbox is asked for
 
 
 def measure(run: Recorded) -> Measures:
@@ -77,18 +58,19 @@ def measure(run: Recorded) -> Measures:
     step_s, sequence_s = _decoding(turns)
     fresh = [turn for turn in turns if turn.prompt_tokens > turn.cached_tokens]
     swaps = [engine for publication in run.summary["publications"] for engine in publication["engines"]]
-    live = interval(run)
+    train_s, train_token_s = _line(
+        [step["tokens"]["trained"] for step in run.steps], [step["train_s"] for step in run.steps]
+    )
     return Measures(
-        mean_s=live.mean_s,
-        median_s=live.median_s,
+        seen=live(run),
         step_s=step_s,
         sequence_s=sequence_s,
         prefill_token_s=median(turn.prefill_s / (turn.prompt_tokens - turn.cached_tokens) for turn in fresh),
-        turn_s=_between(run.trajectories),
-        train_s=fmean(step["train_s"] for step in run.steps),
+        train_s=train_s,
+        train_token_s=train_token_s,
         stage_s=fmean(swap["stage_s"] for swap in swaps) if swaps else 0.0,
         swap_s=fmean(swap["pause_s"] for swap in swaps) if swaps else 0.0,
-        quiet=_quiet(run.trajectories),
+        work=dict.fromkeys(KINDS, _FIRST),
     )
 
 
@@ -107,29 +89,16 @@ def _decoding(turns: Iterable[Turn]) -> tuple[float, float]:
                 middle = turn.began_s + turn.engine_s / 2
                 running.append(bisect_right(begins, middle) - bisect_left(ends, middle))
                 seconds.append(turn.decode_s / tokens)
-    slope = max(0.0, linear_regression(running, seconds).slope) if len(set(running)) > 1 else 0.0
-    return max(1e-6, fmean(seconds) - slope * fmean(running)), slope
+    at_zero, slope = _line(running, seconds)
+    return max(1e-6, at_zero), slope
 
 
-def _between(trajectories: Iterable[Trajectory]) -> float:
-    """Of a turn, the time that neither the engine's clock nor the tool's accounts for."""
-    spent = []
-    for trajectory in trajectories:
-        for turn, following in zip(trajectory.turns, trajectory.turns[1:], strict=False):
-            inside = turn.queue_s + turn.prefill_s + turn.decode_s + turn.tool_wait_s + turn.tool_s
-            spent.append(following.began_s - turn.began_s - inside)
-    return max(0.0, median(spent)) if spent else 0.0
-
-
-def _quiet(trajectories: Iterable[Trajectory]) -> float:
-    """Undisturbed over mean: the fastest tenth of verifications against all, within each kind of task."""
-    kinds: dict[str, list[float]] = defaultdict(list)
-    for trajectory in trajectories:
-        if trajectory.verdict.verify_s > 0:
-            kinds[trajectory.kind].append(trajectory.verdict.verify_s)
-    fast = sum(sorted(seconds)[len(seconds) // 10] * len(seconds) for seconds in kinds.values())
-    total = sum(sum(seconds) for seconds in kinds.values())
-    return min(1.0, fast / total) if total else 1.0
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """(at zero, slope) of the line through the points, neither below zero."""
+    if len(set(xs)) < 2:
+        return fmean(ys), 0.0
+    slope = min(max(0.0, linear_regression(xs, ys).slope), fmean(ys) / fmean(xs))
+    return fmean(ys) - slope * fmean(xs), slope
 
 
 # --- as a simulation --------------------------------------------------------------------------------------------------
@@ -151,11 +120,12 @@ def lines(run: Recorded, measures: Measures) -> list[trace.Line]:
 
 
 def plan_of(trajectory: Trajectory, measures: Measures) -> AttemptPlan:
+    work = measures.work
     turns = tuple(
         TurnPlan(
             turn.end - turn.start,
             turn.observed_end - turn.end,
-            Op(turn.lane or Lane.COMMAND, measures.quiet * (turn.tool_s + measures.turn_s)),
+            None if turn.lane is None else Op(turn.lane, work["command"] * turn.tool_s),
         )
         for turn in trajectory.turns
     )
@@ -164,37 +134,44 @@ def plan_of(trajectory: Trajectory, measures: Measures) -> AttemptPlan:
         turns=turns,
         stop=trajectory.stop,
         reward=trajectory.verdict.reward or 0.0,
-        reset=Op(Lane.RESET, measures.attempt_s),
-        verify=Op(Lane.VERIFY, measures.quiet * trajectory.verdict.verify_s),
-        cleanup=Op(Lane.CLEANUP, 0.0),
+        reset=Op(Lane.RESET, work["opening"] * trajectory.open_s),
+        verify=Op(Lane.VERIFY, work["verify"] * trajectory.verdict.verify_s),
+        cleanup=Op(Lane.CLEANUP, work["opening"] * trajectory.open_s),
     )
 
 
 def recipe_of(run: Recorded, measures: Measures, trace_path: Path, *, cpus: int) -> SimRecipe:
     """The simulated fleet of `run`'s recipe with these measures: its window, batch and bounds, one shared machine."""
-    live, policy, quiet = run.recipe, policy_of(run.recipe), measures.quiet
+    found, policy, work = run.recipe, policy_of(run.recipe), measures.work
     engine = Engine(
-        step_s=quiet * measures.step_s,
-        sequence_s=quiet * measures.sequence_s,
-        prefill_token_s=quiet * measures.prefill_token_s,
+        step_s=work["engine"] * measures.step_s,
+        sequence_s=work["engine"] * measures.sequence_s,
+        prefill_token_s=work["engine"] * measures.prefill_token_s,
         stage_s=measures.stage_s,
         swap_s=measures.swap_s,
-        ranks=live.engines.ranks,
-        slots=live.engines.slots,
-        kv_tokens=live.engines.kv_tokens,
+        ranks=found.engines.ranks,
+        slots=found.engines.slots,
+        kv_tokens=found.engines.kv_tokens,
+        threads=found.engines.threads,
     )
     return SimRecipe(
-        name=f"{live.name}-calibrated",
-        seed=live.seed,
+        name=f"{found.name}-calibrated",
+        seed=found.seed,
         steps=len(run.steps),
         fleet=Fleet(
             hosts=1,
-            engines_per_host=live.engines.count,
+            engines_per_host=found.engines.count,
             measured=engine,
             cpus_per_host=cpus,
             serving_cpus=0,
             lanes="pooled",
-            sandboxes_per_host=live.sandbox.max_live,
+            lane_caps={line.lane: line.cap for line in plan(found).lanes},
+            controller=Controller(
+                start_s=measures.start_s,
+                turn_s=work["turn"] * measures.seen.turn,
+                attempt_s=work["grading"] * measures.seen.grading,
+            ),
+            sandboxes_per_host=found.sandbox.max_live,
         ),
         workload=Workload(trace=str(trace_path)),
         policy=SimPolicy(
@@ -206,99 +183,101 @@ def recipe_of(run: Recorded, measures: Measures, trace_path: Path, *, cpus: int)
             K=policy.bound,
             retries=policy.retries,
             move_margin=policy.move_margin,
-            when_stale=live.freshness.when_stale,
-            mode=live.schedule.mode,
+            when_stale=found.freshness.when_stale,
+            mode=found.schedule.mode,
             round_groups=policy.round_groups,
-            admission=live.schedule.admission,
+            admission=found.schedule.admission,
         ),
-        trainer=SimTrainer(step_s=measures.train_s),
-        publish=live.publish,
+        trainer=SimTrainer(
+            step_s=work["trainer"] * measures.train_s,
+            token_s=work["trainer"] * measures.train_token_s,
+            threads=found.train.threads,
+        ),
+        publish=found.publish,
     )
 
 
-def predict(recipe: SimRecipe, seeds: int = SEEDS) -> Interval:
-    """Mean and median interval, each the mean of several seeds."""
-    runs = [play(recipe, recipe.seed + 1 + seed, Options()) for seed in range(seeds)]
-    return Interval(fmean(run["mean_s"] for run in runs), fmean(run["interval_s"] for run in runs))
-
-
-def fit(run: Recorded, trace_path: Path, *, cpus: int) -> Measures:
-    """The run's measures, with the one unknown such that its own mean interval comes out: `attempt_s`, or, where what
-    was measured is already too much work, a lower `quiet`. The trace is left at the path.
-
-    An interval grows with the work of an attempt, so halving finds it.
-    """
+def fit(run: Recorded, trace_path: Path, *, cpus: int) -> tuple[Measures, Observed]:
+    """The run's measures, each kind's work such that it takes in the simulation as long as it did live, and what the
+    simulation shows then. The trace is left at the path."""
     measures = measure(run)
+    for _ in range(_ROUNDS):
+        trace.write(trace_path, lines(run, measures))
+        shown = simulated(recipe_of(run, measures, trace_path, cpus=cpus), 1)
+        measures = msgspec.structs.replace(
+            measures,
+            work={kind: _nearer(share, kind, measures.seen, shown) for kind, share in measures.work.items()},
+            start_s=max(0.0, measures.start_s + measures.seen.mean_s - shown.mean_s),
+        )
+    trace.write(trace_path, lines(run, measures))
+    return measures, simulated(recipe_of(run, measures, trace_path, cpus=cpus), 1)
 
-    def slow(tried: Measures) -> bool:
-        trace.write(trace_path, lines(run, tried))
-        return predict(recipe_of(run, tried, trace_path, cpus=cpus), _FIT_SEEDS).mean_s > measures.mean_s
 
-    field, low, high = ("quiet", 0.0, measures.quiet) if slow(measures) else ("attempt_s", 0.0, _MOST_S)
-    for _ in range(_FIT):
-        middle = (low + high) / 2
-        low, high = (low, middle) if slow(msgspec.structs.replace(measures, **{field: middle})) else (middle, high)
-    fitted = msgspec.structs.replace(measures, **{field: (low + high) / 2})
-    trace.write(trace_path, lines(run, fitted))
-    return fitted
+def _nearer(share: float, kind: str, seen: Observed, shown: Observed) -> float:
+    aim, now = getattr(seen, kind), getattr(shown, kind)
+    return min(1.0, max(_LEAST, share * (aim / now) ** _GAIN)) if aim > 0 and now > 0 else share
 
 
 # --- the bench --------------------------------------------------------------------------------------------------------
 
 
 def main(folder: Path, against: Sequence[Path], *, cpus: int = 0) -> Sheet:
-    """Calibrates on `folder`, leaves `calibrated.jsonl` (the trace) there, and predicts the runs in `against`."""
+    """Calibrates on `folder`, leaves `calibrated.jsonl` (the trace) there, and predicts the runs in `against`. On the
+    machine that ran them, or one with as many CPUs: lanes are as wide as there."""
     cpus = cpus or len(os.sched_getaffinity(0))
     run, others = read(folder), [read(other) for other in against]
     path = folder / "calibrated.jsonl"
-    measures = fit(run, path, cpus=cpus)
+    measures, shown = fit(run, path, cpus=cpus)
     rows = [_row(run, measures, path, cpus, "calibrated on")]
     rows += [_row(other, measures, path, cpus, "predicted") for other in others]
     table = Table(
         title="seconds from step to step: live (measured) and simulated",
         columns=(
-            *("run", "", ">seed", ">window", ">live mean", ">simulated", ">error"),
-            *(">live median", ">simulated", ">error"),
+            *("run", "", ">seed", ">batch", ">window", ">attempts"),
+            *(">live median", ">simulated", ">error", ">live mean", ">simulated", ">error"),
         ),
         rows=tuple(row[0] for row in rows),
     )
-    shown = msgspec.to_builtins(measures)
     return Sheet(
         arm="calibrate",
         recipe=run.recipe.name,
         seeds=SEEDS,
-        tables=(
-            table,
-            Table(
-                title="measured",
-                columns=("", ">ms"),
-                rows=tuple((name, f"{value if name == 'quiet' else 1e3 * value:.3g}") for name, value in shown.items()),
-            ),
-        ),
+        tables=(table, _kinds(measures, shown)),
         notes=(
-            "fitted to the first run: attempt_s, CPU of an attempt outside engine and tools, or where that came to"
-            " nothing quiet, the share of measured times that is work (not in ms)",
-            f"simulated on {cpus} CPUs shared by all; trace: {path}",
+            "work: what the simulated machine is given to do, so that it takes as long there as it did live, where"
+            f" everything shares {cpus} CPUs",
+            f"fitted to the first run's own mean: an attempt takes {1e3 * measures.start_s:.0f} ms to begin",
+            f"trace: {path}",
         ),
         data={
-            "measures": shown,
+            "measures": msgspec.to_builtins(measures),
+            "simulated": msgspec.to_builtins(shown),
             "runs": [row[1] for row in rows],
             "recipe": msgspec.to_builtins(recipe_of(run, measures, path, cpus=cpus)),
         },
     )
 
 
+def _kinds(measures: Measures, shown: Observed) -> Table:
+    rows = []
+    for kind in KINDS:
+        seen = getattr(measures.seen, kind)
+        rows.append((kind, *(f"{1e3 * ms:.1f}" for ms in (seen, getattr(shown, kind), measures.work[kind] * seen))))
+    return Table(title="of the first run", columns=("", ">live ms", ">simulated ms", ">work ms"), rows=tuple(rows))
+
+
 def _row(run: Recorded, measures: Measures, path: Path, cpus: int, role: str) -> tuple[tuple[str, ...], dict[str, Any]]:
     recipe = recipe_of(run, measures, path, cpus=cpus)
-    live, simulated = interval(run), predict(recipe)
-    errors = Interval(*(b / a - 1 for a, b in zip(live, simulated, strict=True)))
-    pairs = zip(live, simulated, errors, strict=True)
+    found, shown = interval(run), simulated(recipe, SEEDS)
+    told = Interval(shown.mean_s, shown.median_s)
+    errors = Interval(*(b / a - 1 for a, b in zip(found, told, strict=True)))
     cells = (
         run.folder.name,
         role,
         f"{run.summary['seed']}",
-        f"{recipe.policy.window_groups}",
-        *(cell for a, b, error in pairs for cell in (f"{a:.2f}", f"{b:.2f}", f"{error:+.0%}")),
+        *(f"{n}" for n in (recipe.policy.groups, recipe.policy.window_groups, recipe.window_attempts)),
+        *(f"{found.median_s:.2f}", f"{told.median_s:.2f}", f"{errors.median_s:+.0%}"),
+        *(f"{found.mean_s:.2f}", f"{told.mean_s:.2f}", f"{errors.mean_s:+.0%}"),
     )
-    told = {"live": live._asdict(), "simulated": simulated._asdict(), "error": errors._asdict()}
-    return cells, {"run": str(run.folder), "role": role, **told}
+    figures = {"live": found._asdict(), "simulated": told._asdict(), "error": errors._asdict()}
+    return cells, {"run": str(run.folder), "role": role, **figures}

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from agentrl.recipe.schema import Natural, Positive, Publish, Seconds, Section
+from agentrl.records import Lane
 
 Factor = Annotated[float, Meta(gt=0)]
 
@@ -26,6 +27,15 @@ class Engine(Section):
     ranks: Positive = 1
     slots: Positive = 32  # of one rank
     kv_tokens: Positive = 65_536  # of one rank
+    threads: Natural = 0  # of the host's CPUs, pooled, that it takes while it steps
+
+
+class Controller(Section):
+    """The one thread that plays all attempts."""
+
+    start_s: Annotated[float, Meta(ge=0)] = 0.0  # before an attempt asks for its sandbox; nobody works
+    turn_s: Annotated[float, Meta(ge=0)] = 0.0  # CPU seconds of a turn
+    attempt_s: Annotated[float, Meta(ge=0)] = 0.0  # and of an attempt besides its turns
 
 
 class Fleet(Section):
@@ -48,6 +58,8 @@ class Fleet(Section):
     lanes: Literal["isolated", "pooled"] = "isolated"  # CPU sets by lane, or one pool shared with the engines
     package_cap: Positive = 16  # package-heavy operations at once, on one host
     greed: Factor = 1.0  # pooled: threads that parallel tools start for each CPU they can use; to be fitted
+    lane_caps: dict[Lane, Positive] = {}  # pooled: operations at once, by lane; without a bound where none is named
+    controller: Controller = Controller()  # pooled: on the first host
     sandboxes_per_host: Positive = 1024
 
 
@@ -87,6 +99,8 @@ class SimPolicy(Section):
 
 class SimTrainer(Section):
     step_s: Annotated[float, Meta(ge=0)] = 60.0  # one optimizer step; 0: weights stay fixed in all but number
+    token_s: Annotated[float, Meta(ge=0)] = 0.0  # more for each trained token
+    threads: Natural = 0  # of the first host's CPUs, pooled, that it takes while it steps; 0: a machine of its own
 
 
 class SimRecipe(Section):
@@ -119,6 +133,10 @@ class SimRecipe(Section):
                 f"{self.window_groups} open groups can never fill a batch of {groups}",
                 "raise it",
             )
+        engines = self.fleet.measured.threads if self.fleet.measured is not None else 0
+        shared = self.trainer.threads or engines or self.fleet.controller != Controller()
+        if shared and self.fleet.lanes != "pooled":
+            yield "fleet.lanes", "isolated lanes leave no CPUs that others could share", 'set it to "pooled"'
         if self.fleet.serving_cpus >= self.fleet.cpus_per_host:
             yield "fleet.serving_cpus", "leaves no CPU for sandboxes", f"below {self.fleet.cpus_per_host}"
         if room < groups * self.policy.siblings:

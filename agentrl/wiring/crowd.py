@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl import ports
 from agentrl.recipe import show
 from agentrl.recipe.schema import Recipe
+from agentrl.recipe.sim import SimTrainer
 from agentrl.records import AttemptId, Lane, Place, Task, TrajectoryFacts, Turn, Version
 from agentrl.runtime.api import Face
 from agentrl.runtime.desk import TrainerDesk
@@ -70,7 +71,7 @@ async def crowd(folder: Path, *, attempts: int, turns_per_s: float, watched: boo
         tasks=sim.SimTasks(),
         journal=sim.SimJournal(),  # type: ignore[arg-type]
         weights=sim.SimWeights(),
-        trainer=FleetTrainer(0.0, fixed=True),
+        trainer=FleetTrainer(SimTrainer(step_s=0.0), None, fixed=True),
         clock=listener.clock,
         keep_versions=2,
         admin_s=60.0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrl import ports
 from agentrl.errors import InfraError
-from agentrl.recipe.sim import SimRecipe
+from agentrl.recipe.sim import SimRecipe, SimTrainer
 from agentrl.records import (
     Batch,
     EngineInfo,
@@ -30,6 +30,7 @@ from agentrl.scheduler.policy import Policy
 from agentrl.sim import world as sim
 from agentrl.sim.clock import run
 from agentrl.sim.fleet.build import costs_of, host_plan_of, plans_of, policy_of
+from agentrl.sim.fleet.controller import Controller
 from agentrl.sim.fleet.engine import EngineModel
 from agentrl.sim.fleet.host import HostModel
 from agentrl.sim.fleet.ops import Plans
@@ -113,12 +114,15 @@ class FleetEngine:
 
 
 class FleetTrainer:
-    """ports.Trainer: a step takes step_s. Fixed weights: none at all, and the version stays."""
+    """ports.Trainer: a step takes step_s, and token_s for each trained token, on `host` where it has threads there.
+    Fixed weights: none at all, and the version stays."""
 
-    def __init__(self, step_s: float, *, fixed: bool) -> None:
-        self._step_s = step_s
+    def __init__(self, plan: SimTrainer, host: HostModel | None, *, fixed: bool) -> None:
+        self._plan = plan
+        self._host = host
         self._fixed = fixed
         self._version = Version(0)
+        self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._ready.set()
 
@@ -128,11 +132,19 @@ class FleetTrainer:
         return self._version
 
     async def step(self, batch: Batch) -> StepReport:
+        began = self._loop.time()
         if not self._fixed:
-            await asyncio.sleep(self._step_s)
+            await self._work(sum(tokens for proof in batch.proofs for _, tokens in proof.tokens))
             self._version = Version(batch.version + 1)
         self._ready.set()
-        return StepReport(batch=batch.id, version=self._version, seconds=self._step_s)
+        return StepReport(batch=batch.id, version=self._version, seconds=self._loop.time() - began)
+
+    async def _work(self, tokens: int) -> None:
+        seconds, threads = self._plan.step_s + tokens * self._plan.token_s, self._plan.threads
+        if threads and self._host is not None:
+            await self._host.compute(seconds * threads, width=threads)
+        else:
+            await asyncio.sleep(seconds)
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -170,30 +182,38 @@ def build_fleet(
     models = {f"e{i}": EngineModel(f"e{i}", costs_of(recipe)) for i in range(each * recipe.fleet.hosts)}
     hosts = {f"h{i}": HostModel(f"h{i}", host_plan_of(recipe)) for i in range(recipe.fleet.hosts)}
     rules = PlayerRules(keep_partial=recipe.publish.in_flight != "regenerate")
-    player = FleetPlayer(engines=models, hosts=hosts, plans=plans or plans_of(recipe, seed), clock=clock, rules=rules)
+    player = FleetPlayer(
+        engines=models,
+        hosts=hosts,
+        plans=plans or plans_of(recipe, seed),
+        clock=clock,
+        rules=rules,
+        controller=Controller(hosts["h0"], recipe.fleet.controller),
+    )
     scattered = Scattered(player, Scatter(models, costs_of(recipe).ranks, sim.stream(seed, "scatter")))
     world = World(
         player=scattered if options.per_request else player,
         tasks=sim.SimTasks(),
         journal=sim.SimJournal(),  # type: ignore[arg-type]
         weights=sim.SimWeights(),
-        trainer=FleetTrainer(recipe.trainer.step_s, fixed=options.fixed_weights),
+        trainer=FleetTrainer(recipe.trainer, hosts["h0"], fixed=options.fixed_weights),
         clock=clock,
         keep_versions=2,
         admin_s=3_600.0,
         regenerate=recipe.publish.in_flight == "regenerate",
         grace_s=recipe.publish.grace_s,
     )
+    threads = recipe.fleet.measured.threads if recipe.fleet.measured is not None else 0
     services: list[Service] = []
     driver = Driver(core, world, services, listener)
     driver.resume([])
     for index, name in enumerate(models):
-        services.append(_engine(name, models[name], hosts[f"h{index // each}"], world, options))
+        services.append(_engine(name, models[name], hosts[f"h{index // each}"], world, options, threads))
     services += [_host(name, recipe, world, hosts, (links or {}).get(name)) for name in hosts]
     return Fleet(driver, core, models, hosts, policy)
 
 
-def _engine(name: str, model: EngineModel, host: HostModel, world: World, options: Options) -> Service:
+def _engine(name: str, model: EngineModel, host: HostModel, world: World, options: Options, threads: int) -> Service:
     async def start() -> sim.SimEngineService:
         engine = FleetEngine(model, "drain" if options.drain else "continue", options.sentinel)
         info = await engine.info(deadline_s=1.0)
@@ -201,6 +221,8 @@ def _engine(name: str, model: EngineModel, host: HostModel, world: World, option
 
     async def serve(post: Callable[[news.Event], None]) -> None:
         host.serve(model)
+        if threads:
+            model.stirred = lambda steps: host.occupy(threads if steps else -threads)
         keeper = EngineKeeper(name, start, world.engines, post, first_epoch=0, restarts=0)
         world.keepers[name] = keeper
         await keeper.run()

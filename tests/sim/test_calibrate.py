@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +13,35 @@ import pytest
 import tomli_w
 
 from agentrl.bench import calibrate
+from agentrl.bench.fleet import Recorder, simulate
+from agentrl.bench.observed import KINDS, simulated
 from agentrl.errors import UserError
 from agentrl.recipe.load import load_sim
-from agentrl.recipe.schema import Batch, Recipe, Window
+from agentrl.recipe.schema import Batch as Batch_
+from agentrl.recipe.schema import Recipe, Window
 from agentrl.recipe.sim import SimRecipe
-from agentrl.records import AttemptId, GroupId, Lane, Place, Span, Stop, Trajectory, Turn, Verdict, Version
+from agentrl.records import (
+    AttemptId,
+    Batch,
+    GroupId,
+    Lane,
+    Place,
+    Span,
+    StepReport,
+    Stop,
+    Trajectory,
+    Turn,
+    Verdict,
+    Version,
+)
+from agentrl.scheduler import commands as orders
+from agentrl.scheduler import events as news
+from agentrl.scheduler.core import Core
 from agentrl.sim.fleet import trace
 from agentrl.sim.fleet.build import costs_of, plans_of
 from agentrl.sim.fleet.measured import Measured
 from agentrl.sim.fleet.roofline import Work
+from agentrl.wiring.fleet import Options
 from agentrl.wiring.recorded import Recorded, read
 
 STEP_S, SEQUENCE_S = 0.004, 0.001
@@ -61,7 +84,8 @@ def trajectory(group: int, member: int, began: float, running: int) -> Trajector
         stop=Stop.SUBMITTED,
         verdict=Verdict(reward=1.0, verify_s=0.05 if member else 0.1),
         began_s=began,
-        ended_s=began + 1.0,
+        ended_s=began + 0.27 + (0.05 if member else 0.1) + 0.02,
+        open_s=0.04,
     )
 
 
@@ -75,10 +99,13 @@ def recorded(steps: int = 8, interval_s: float = 0.5, groups: int = 12) -> Recor
     ]
     summary: dict[str, Any] = {
         "seed": 1,
-        "steps": [{"interval_s": interval_s, "train_s": 0.05} for _ in range(steps)],
+        "steps": [
+            {"interval_s": interval_s, "train_s": 0.03 + 1e-4 * tokens, "tokens": {"trained": tokens}}
+            for tokens in range(100, 100 + 10 * steps, 10)
+        ],
         "publications": [{"engines": [{"stage_s": 0.01, "pause_s": 0.002}]}],
     }
-    recipe = Recipe(name="r", batch=Batch(groups=2, siblings=members), window=Window(groups=4))
+    recipe = Recipe(name="r", batch=Batch_(groups=2, siblings=members), window=Window(groups=4))
     return Recorded(Path("run"), recipe, summary, found)
 
 
@@ -90,21 +117,77 @@ def test_a_line_is_found_through_decode_times() -> None:
 
 def test_what_is_measured() -> None:
     measures = calibrate.measure(recorded())
-    assert measures.turn_s == pytest.approx(0.01)
+    seen = measures.seen
+    assert (seen.engine, seen.turn, seen.command) == pytest.approx((0.1, 0.01, 0.03))
+    assert (seen.opening, seen.verify, seen.grading) == pytest.approx((0.04, 0.0625, 0.02))
     assert measures.prefill_token_s == pytest.approx(0.001)
-    assert measures.quiet == pytest.approx(0.05 / 0.0625)
-    assert measures.mean_s == measures.median_s == 0.5
+    assert (measures.train_s, measures.train_token_s) == pytest.approx((0.03, 1e-4))
+    assert seen.mean_s == seen.median_s == 0.5
     assert measures.step_s + 4 * measures.sequence_s == pytest.approx(STEP_S + 4 * SEQUENCE_S)
 
 
-def test_the_fit_brings_the_runs_own_interval_back_and_predicts_a_deeper_window(tmp_path: Path) -> None:
-    run, path = recorded(interval_s=0.9), tmp_path / "trace.jsonl"
-    measures = calibrate.fit(run, path, cpus=2)
-    recipe = calibrate.recipe_of(run, measures, path, cpus=2)
-    assert calibrate.predict(recipe).mean_s == pytest.approx(0.9, rel=0.1)
-    assert 0 < measures.attempt_s < 1
-    wide = msgspec.structs.replace(recipe, policy=msgspec.structs.replace(recipe.policy, window_groups=16))
-    assert calibrate.predict(wide).mean_s < 0.9
+class AsIfLive(Recorder):
+    """A simulated run, recorded as live ones are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.played: dict[AttemptId, list[Turn]] = defaultdict(list)
+        self.kept: list[Trajectory] = []
+        self.steps: list[dict[str, Any]] = []
+
+    def turn(self, attempt: AttemptId, turn: Turn) -> None:
+        super().turn(attempt, turn)
+        self.played[attempt].append(turn)
+
+    def stepped(self, batch: Batch, report: StepReport) -> None:
+        trained = sum(tokens for proof in batch.proofs for _, tokens in proof.tokens)
+        self.steps.append({"train_s": report.seconds, "tokens": {"trained": trained}})
+
+    def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
+        if isinstance(event, news.AttemptEnded):
+            facts, turns = event.facts, self.played[event.facts.attempt]
+            ended = msgspec.structs.replace(
+                trajectory(0, 0, 0.0, 1),
+                attempt=facts.attempt,
+                turns=tuple(turns),
+                verdict=Verdict(reward=1.0, verify_s=facts.verify_s, queue_s=facts.verify_wait_s),
+                ended_s=now,
+                open_s=facts.open_s,
+            )
+            self.kept.append(ended)
+        super().heard(now, event, commands, core)
+
+
+def test_a_run_of_known_work_is_found_again_and_others_are_predicted(tmp_path: Path) -> None:
+    model, path = recorded(steps=10), tmp_path / "truth.jsonl"
+    measures = msgspec.structs.replace(calibrate.measure(model), work=dict.fromkeys(KINDS, 0.5), start_s=0.2)
+    trace.write(path, calibrate.lines(model, measures))
+    truth = calibrate.recipe_of(model, measures, path, cpus=2)
+    listener = AsIfLive()
+    simulate(truth, 7, Options(), listener, watch=listener.watch)
+    assert listener.fleet is not None
+    intervals = listener.result(listener.fleet.core)["intervals_s"]
+    for step, interval_s in zip(listener.steps, [1.0, 1.0, *intervals], strict=True):
+        step["interval_s"] = interval_s
+    run = replace(model, trajectories=listener.kept, summary=model.summary | {"steps": listener.steps})
+
+    found, shown = calibrate.fit(run, tmp_path / "trace.jsonl", cpus=2)
+    assert shown.mean_s == pytest.approx(found.seen.mean_s, rel=0.1)
+    for kind in KINDS:
+        assert getattr(shown, kind) == pytest.approx(getattr(found.seen, kind), rel=0.25), kind
+    other = replace(run, recipe=msgspec.structs.replace(run.recipe, batch=Batch_(groups=4, siblings=4)))
+    aim = simulated(calibrate.recipe_of(other, measures, path, cpus=2), 2).mean_s
+    told = simulated(calibrate.recipe_of(other, found, tmp_path / "trace.jsonl", cpus=2), 2).mean_s
+    assert aim > 1.5 * found.seen.mean_s
+    assert told == pytest.approx(aim, rel=0.15)
+
+
+def test_a_kind_never_measured_keeps_its_share() -> None:
+    seen = calibrate.live(recorded())
+    none = msgspec.structs.replace(seen, opening=0.0)
+    assert calibrate._nearer(0.3, "opening", none, seen) == 0.3
+    assert calibrate._nearer(0.3, "opening", seen, seen) == pytest.approx(0.3)
+    assert calibrate._nearer(0.3, "opening", seen, msgspec.structs.replace(seen, opening=0.08)) < 0.3
 
 
 def test_steps_in_bunches_have_a_mean_that_a_median_does_not_tell() -> None:

@@ -62,6 +62,22 @@ def test_isolated_lanes_leave_one_another_and_the_engines_alone() -> None:
     assert worse > 3 * slowdown
 
 
+def test_lanes_of_one_machine_queue_and_share_its_cpus_with_whatever_else_works_there() -> None:
+    async def main() -> tuple[list[tuple[float, float]], float]:
+        host = HostModel("h", pooled(2.0, 0.0, caps={Lane.VERIFY: 1}))
+        loop = asyncio.get_running_loop()
+        host.occupy(2)  # an engine of two threads,
+        loop.call_later(2.0, host.occupy, -2)  # which stands still again
+        verified = asyncio.gather(*(host.run(Lane.VERIFY, 1.5) for _ in range(2)))
+        await host.compute(1.5)
+        return await verified, loop.time()
+
+    # 4 threads on 2 CPUs for 2 s, then 2; the second verification begins when the first one ends
+    pairs, worked_s = run(main())
+    assert pairs == [pytest.approx((0.0, 2.5)), pytest.approx((2.5, 1.5))]
+    assert worked_s == pytest.approx(4.0)
+
+
 @given(seed=st.integers(0, 10_000), cap=st.integers(1, 5), shared=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_work_is_conserved_and_places_come_back(seed: int, cap: int, shared: bool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.recipe.sim import SimRecipe
+from agentrl.records import Lane
 from agentrl.scheduler.policy import Policy
 from agentrl.sim.fleet.constants import Efficiency
 from agentrl.sim.fleet.host import HostPlan, isolated, pooled
@@ -40,7 +41,8 @@ def costs_of(recipe: SimRecipe) -> Costs:
 def host_plan_of(recipe: SimRecipe) -> HostPlan:
     fleet = recipe.fleet
     if fleet.lanes == "pooled":
-        return pooled(fleet.cpus_per_host, fleet.serving_cpus, greed=fleet.greed)
+        caps = {Lane(name): cap for name, cap in fleet.lane_caps.items()}
+        return pooled(fleet.cpus_per_host, fleet.serving_cpus, greed=fleet.greed, caps=caps)
     return isolated(fleet.cpus_per_host, fleet.serving_cpus, package_cap=fleet.package_cap)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from agentrl.errors import EngineLost, UserError
 from agentrl.records import RankLoad, Version
@@ -20,7 +20,8 @@ _INITIAL = Version(0)
 
 
 class EngineModel:
-    """Made inside a running loop. `slowdown` scales what a step costs on the host's CPUs (1: they are free)."""
+    """Made inside a running loop. `slowdown` scales what a step costs on the host's CPUs (1: they are free).
+    stirred: told whenever it begins to step, and when it stands still again."""
 
     def __init__(self, name: str, costs: Costs, *, version: Version = _INITIAL) -> None:
         self.name = name
@@ -28,6 +29,7 @@ class EngineModel:
         self.version = version
         self.ranks = [Rank(i, costs) for i in range(costs.ranks)]
         self.staged: Version | None = None
+        self.stirred: Callable[[bool], None] = lambda steps: None
         self._loop = asyncio.get_running_loop()
         self._works = [rank.work for rank in self.ranks]
         self._step = 0.0  # steps made so far
@@ -36,6 +38,7 @@ class EngineModel:
         self._next = _NEVER  # step of the next event
         self._when = _NEVER  # its time
         self._timer: asyncio.TimerHandle | None = None
+        self._steps = False  # it does
         self._fresh = False  # a `_settle` is on its way
         self._sampled = 0.0
         self._slowdown = 1.0
@@ -248,8 +251,11 @@ class EngineModel:
 
     def _arm(self, now: float) -> None:
         """One timer for the next event. An armed one that is early is left alone: it settles and arms again."""
-        due = min(rank.next for rank in self.ranks)
-        if self._pauses or due == _NEVER:
+        due = _NEVER if self._pauses else min(rank.next for rank in self.ranks)
+        if self._steps != (due < _NEVER):
+            self._steps = not self._steps
+            self.stirred(self._steps)
+        if due == _NEVER:
             self._pace, self._next, self._when = (0.0, 0.0), _NEVER, _NEVER
             return
         self._pace = pace, growth = self.costs.step(self._works, self._slowdown)

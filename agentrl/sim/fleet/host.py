@@ -2,22 +2,20 @@
 
 An operation waits for its lane, then for the world (downloads, sleeps: `wait_s`, no CPU), then works `cpu_s` seconds of
 CPU on at most `width` CPUs. Isolated, each lane has its own CPUs and the engines have theirs. Pooled, everything shares
-all CPUs, engines included: what then exceeds the machine slows the tools and the engines alike.
+all CPUs, engines included: what then exceeds the machine slows the tools and the engines alike. Where a whole run is on
+one machine, its trainer and its controller work there as well (`compute`), and engines only while they step (`occupy`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 from agentrl.errors import SandboxLost
 from agentrl.records import Lane, LaneStatus, Record, SandboxHostStatus
+from agentrl.sim.fleet.cpus import Cpus, Job
 
 UNLIMITED = 1 << 30
 _RECENT = 512  # waits that a lane's figures are of
@@ -32,12 +30,17 @@ class LanePlan(Record):
 class HostPlan(Record):
     """lanes: of an isolated host; none: one pool without caps. serving_cpus: what the engines' own work occupies.
     greed: threads that an operation wider than one CPU starts for each CPU it can use. Tools that ask the machine for
-    its number of CPUs start too many wherever they are not confined to a set; beside them all others get less."""
+    its number of CPUs start too many wherever they are not confined to a set; beside them all others get less.
+    caps: of lanes that queue although all share the CPUs."""
 
     cpus: float
     serving_cpus: float = 0.0
     greed: float = 1.0
     lanes: dict[Lane, LanePlan] = {}
+    caps: dict[Lane, int] = {}
+
+    def cap(self, lane: Lane) -> int:
+        return self.lanes[lane].cap if self.lanes else self.caps.get(lane, UNLIMITED)
 
 
 _SHARES = {Lane.RESET: 1, Lane.COMMAND: 4, Lane.PACKAGE: 4, Lane.VERIFY: 2, Lane.CLEANUP: 1}
@@ -54,127 +57,9 @@ def isolated(cpus: float, serving_cpus: float, *, package_cap: int = 16) -> Host
     return HostPlan(cpus=cpus, serving_cpus=serving_cpus, lanes=lanes)
 
 
-def pooled(cpus: float, serving_cpus: float, *, greed: float = 1.0) -> HostPlan:
-    """One unbounded worker pool over all CPUs, the engines' included."""
-    return HostPlan(cpus=cpus, serving_cpus=serving_cpus, greed=greed)
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One operation. over: resolved with (seconds queued, seconds run); None where nobody waits."""
-
-    lane: Lane
-    cpu_s: float
-    wait_s: float
-    width: float
-    queued: float
-    over: asyncio.Future[tuple[float, float]] | None
-    began: float = 0.0
-    state: str = "queued"  # queued | waiting | working | over
-    timer: asyncio.TimerHandle | None = None
-
-
-class _Line:
-    """Jobs that are served at one speed: CPU seconds per unit of width, in a heap of ends. `greed`: threads per CPU."""
-
-    def __init__(self, greed: float) -> None:
-        self.greed = greed
-        self.served = 0.0
-        self.width = 0.0  # of its jobs, together
-        self.ends: list[tuple[float, int, _Job]] = []
-
-
-class _Cpus:
-    """Processor sharing between threads: each gets min(1, cpus / threads) of a CPU. One timer for the next end.
-
-    A job has width * greed threads (one, where it is not parallel) and uses at most width CPUs. `others`: threads that
-    are always there and take part.
-    """
-
-    def __init__(
-        self,
-        cpus: float,
-        loop: asyncio.AbstractEventLoop,
-        finished: Callable[[_Job], None],
-        *,
-        others: float = 0.0,
-        greed: float = 1.0,
-    ) -> None:
-        self.busy_s = 0.0  # CPU seconds given to jobs
-        self._cpus = cpus
-        self._others = others
-        self._loop = loop
-        self._finished = finished
-        self._at = loop.time()
-        self._narrow = _Line(1.0)
-        self._wide = _Line(greed) if greed != 1.0 else self._narrow
-        self._lines = (self._narrow, self._wide) if greed != 1.0 else (self._narrow,)
-        self._order = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def share(self) -> float:
-        """What one thread gets of a CPU."""
-        narrow, wide = self._narrow, self._wide
-        threads = self._others + narrow.width
-        if wide is not narrow:
-            threads += wide.width * wide.greed
-        return 1.0 if threads <= self._cpus else self._cpus / threads
-
-    def add(self, job: _Job) -> None:
-        self._advance()
-        job.state = "working"
-        line = self._line(job)
-        line.width += job.width
-        heapq.heappush(line.ends, (line.served + job.cpu_s / job.width, next(self._order), job))
-        self._arm()
-
-    def remove(self, job: _Job) -> None:
-        self._advance()
-        self._leave(job)
-        self._arm()
-
-    def _line(self, job: _Job) -> _Line:
-        return self._wide if job.width > 1.0 else self._narrow
-
-    def _leave(self, job: _Job) -> None:
-        job.state = "over"
-        self._line(job).width -= job.width
-
-    def _advance(self) -> None:
-        now = self._loop.time()
-        passed, share = now - self._at, self.share
-        for line in self._lines if passed > 0 else ():
-            gained = passed * min(1.0, share * line.greed)
-            line.served += gained
-            self.busy_s += gained * line.width
-        self._at = now
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        share, soonest = self.share, math.inf
-        for line in self._lines:
-            while line.ends and line.ends[0][2].state == "over":
-                heapq.heappop(line.ends)
-            if line.ends:
-                left = max(0.0, line.ends[0][0] - line.served)
-                soonest = min(soonest, left / min(1.0, share * line.greed))
-        if soonest < math.inf:
-            self._timer = self._loop.call_at(self._at + soonest, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        self._advance()
-        for line in self._lines:
-            edge = line.served + 1e-9 * max(1.0, line.served)
-            while line.ends and (line.ends[0][0] <= edge or line.ends[0][2].state == "over"):
-                _, _, job = heapq.heappop(line.ends)
-                if job.state == "working":
-                    self._leave(job)
-                    self._finished(job)
-        self._arm()
+def pooled(cpus: float, serving_cpus: float, *, greed: float = 1.0, caps: Mapping[Lane, int] | None = None) -> HostPlan:
+    """One pool of workers over all CPUs, the engines' included; without bounds, or lanes that queue."""
+    return HostPlan(cpus=cpus, serving_cpus=serving_cpus, greed=greed, caps=dict(caps or {}))
 
 
 class Slowed(Protocol):
@@ -194,18 +79,18 @@ class HostModel:
         self.lost = ""  # why it is gone
         self._loop = asyncio.get_running_loop()
         self._engines: list[Slowed] = []
-        self._jobs: dict[_Job, None] = {}
-        self._queues: dict[Lane, deque[_Job]] = {lane: deque() for lane in Lane}
-        self._room = {lane: plan.lanes[lane].cap if plan.lanes else UNLIMITED for lane in Lane}
+        self._jobs: dict[Job, None] = {}
+        self._queues: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
+        self._room = {lane: plan.cap(lane) for lane in Lane}
         self._sets = self._make_sets(plan)
         self._waits = {lane: deque[float](maxlen=_RECENT) for lane in Lane}
         self._done = Counter[Lane]()
 
-    def _make_sets(self, plan: HostPlan) -> Mapping[Lane, _Cpus]:
+    def _make_sets(self, plan: HostPlan) -> Mapping[Lane, Cpus]:
         if not plan.lanes:
-            pool = _Cpus(plan.cpus, self._loop, self._finish, others=plan.serving_cpus, greed=plan.greed)
+            pool = Cpus(plan.cpus, self._loop, self._finish, others=plan.serving_cpus, greed=plan.greed)
             return dict.fromkeys(Lane, pool)
-        return {lane: _Cpus(lane_plan.cpus, self._loop, self._finish) for lane, lane_plan in plan.lanes.items()}
+        return {lane: Cpus(lane_plan.cpus, self._loop, self._finish) for lane, lane_plan in plan.lanes.items()}
 
     def serve(self, engine: Slowed) -> None:
         self._engines.append(engine)
@@ -220,6 +105,26 @@ class HostModel:
             self._cancel(job)
             raise
 
+    async def compute(self, cpu_s: float, *, width: float = 1.0) -> None:
+        """Work of something that is no sandbox. Pooled only. Cancelling stops it; SandboxLost once killed."""
+        if self.lost:
+            raise SandboxLost(f"{self.name}: {self.lost}")
+        over: asyncio.Future[tuple[float, float]] = self._loop.create_future()
+        job = Job(None, max(cpu_s, 1e-6), 0.0, width, self._loop.time(), over, began=self._loop.time())
+        self._jobs[job] = None
+        self._pool.add(job)
+        self._press()
+        try:
+            await over
+        except asyncio.CancelledError:
+            self._cancel(job)
+            raise
+
+    def occupy(self, threads: float) -> None:
+        """Threads of an engine come, or go where negative. Pooled only."""
+        self._pool.others += threads
+        self._press()
+
     def post(self, lane: Lane, cpu_s: float, wait_s: float = 0.0, *, width: float = 1.0) -> None:
         """Work that nobody waits for: giving back the sandbox of a cancelled attempt."""
         self._submit(lane, cpu_s, wait_s, width, None)
@@ -229,8 +134,7 @@ class HostModel:
         return sum(cpus.busy_s for cpus in dict.fromkeys(self._sets.values()))
 
     def running(self, lane: Lane) -> int:
-        cap = self.plan.lanes[lane].cap if self.plan.lanes else UNLIMITED
-        return cap - self._room[lane]
+        return self.plan.cap(lane) - self._room[lane]
 
     def waiting(self, lane: Lane) -> int:
         return sum(job.state == "queued" for job in self._queues[lane])
@@ -268,10 +172,10 @@ class HostModel:
 
     def _submit(
         self, lane: Lane, cpu_s: float, wait_s: float, width: float, over: asyncio.Future[tuple[float, float]] | None
-    ) -> _Job:
+    ) -> Job:
         if self.lost:
             raise SandboxLost(f"{self.name}: {self.lost}")
-        job = _Job(lane, max(cpu_s, 1e-6), wait_s, width, self._loop.time(), over)
+        job = Job(lane, max(cpu_s, 1e-6), wait_s, width, self._loop.time(), over)
         self._jobs[job] = None
         if self._room[lane] > 0:
             self._begin(job)
@@ -279,7 +183,8 @@ class HostModel:
             self._queues[lane].append(job)
         return job
 
-    def _begin(self, job: _Job) -> None:
+    def _begin(self, job: Job) -> None:
+        assert job.lane is not None
         self._room[job.lane] -= 1
         job.began = self._loop.time()
         if job.wait_s > 0:
@@ -288,19 +193,28 @@ class HostModel:
         else:
             self._work(job)
 
-    def _work(self, job: _Job) -> None:
-        self._sets[job.lane].add(job)
+    def _work(self, job: Job) -> None:
+        self._set(job.lane).add(job)
         self._press()
 
-    def _finish(self, job: _Job) -> None:
+    @property
+    def _pool(self) -> Cpus:
+        assert not self.plan.lanes, "an isolated host has no pool"
+        return self._sets[Lane.COMMAND]
+
+    def _set(self, lane: Lane | None) -> Cpus:
+        return self._pool if lane is None else self._sets[lane]
+
+    def _finish(self, job: Job) -> None:
         del self._jobs[job]
-        self._waits[job.lane].append(job.began - job.queued)
-        self._done[job.lane] += 1
+        if job.lane is not None:
+            self._waits[job.lane].append(job.began - job.queued)
+            self._done[job.lane] += 1
         if job.over is not None and not job.over.done():
             job.over.set_result((job.began - job.queued, self._loop.time() - job.began))
         self._free(job.lane)
 
-    def _cancel(self, job: _Job) -> None:
+    def _cancel(self, job: Job) -> None:
         if self._jobs.pop(job, _GONE) is _GONE:
             return
         placed = job.state != "queued"
@@ -308,20 +222,21 @@ class HostModel:
         if placed:
             self._free(job.lane)
 
-    def _stop(self, job: _Job) -> None:
+    def _stop(self, job: Job) -> None:
         if job.state == "working":
-            self._sets[job.lane].remove(job)
+            self._set(job.lane).remove(job)
         elif job.timer is not None:
             job.timer.cancel()
         job.state = "over"
 
-    def _free(self, lane: Lane) -> None:
-        self._room[lane] += 1
-        queue = self._queues[lane]
-        while queue and self._room[lane] > 0:
-            job = queue.popleft()
-            if job.state == "queued":
-                self._begin(job)
+    def _free(self, lane: Lane | None) -> None:
+        if lane is not None:
+            self._room[lane] += 1
+            queue = self._queues[lane]
+            while queue and self._room[lane] > 0:
+                job = queue.popleft()
+                if job.state == "queued":
+                    self._begin(job)
         self._press()
 
     def _press(self) -> None:

@@ -1,7 +1,8 @@
 """Plays attempts against the fleet's models as the live turn loop plays them against real ports, without tokens.
 
-reset, then turns (generate where the placement points, operate the sandbox), verify, clean up. What finished survives:
-a resumed attempt brings a fresh sandbox to the same state by doing its operations again, then goes on.
+reset, then turns (generate where the placement points, operate the sandbox), verify; closing is left to whoever takes
+it over. What finished survives: a resumed attempt brings a fresh sandbox to the same state by doing its operations
+again, then goes on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agentrl.records import (
     Version,
 )
 from agentrl.scheduler.commands import StartAttempt
+from agentrl.sim.fleet.controller import Controller
 from agentrl.sim.fleet.engine import EngineModel
 from agentrl.sim.fleet.host import HostModel
 from agentrl.sim.fleet.ops import AttemptPlan, Op, Plans, TurnPlan
@@ -92,7 +94,8 @@ class _Sampled:
 
 
 class FleetPlayer:
-    """`runtime.player.Player`. The mappings may change while it plays: what is not in them is lost."""
+    """`runtime.player.Player`. The mappings may change while it plays: what is not in them is lost. controller: None
+    where its work costs nothing."""
 
     def __init__(
         self,
@@ -102,12 +105,14 @@ class FleetPlayer:
         plans: Plans,
         clock: Callable[[], float],
         rules: PlayerRules | None = None,
+        controller: Controller | None = None,
     ) -> None:
         self._engines = engines
         self._hosts = hosts
         self._plans = plans
         self._clock = clock
         self._rules = rules or PlayerRules()
+        self._controller = controller
         self._pasts: OrderedDict[tuple[GroupId, int], _Past] = OrderedDict()
         self._openings: OrderedDict[tuple[GroupId, Place], None] = OrderedDict()
 
@@ -121,18 +126,24 @@ class FleetPlayer:
         past = self._past(attempt, resume=start.resume is not None)
         host.live += 1
         host.peak = max(host.peak, host.live)
-        clean = False
         try:
+            if self._controller is not None:
+                await self._controller.start()
             await self._open(host, plan, past, heard)
             for index in range(past.turns, len(plan.turns)):
                 await self._turn(attempt, index, plan, past, host, placement, heard)
             verified = await _operate(host, plan.verify)
-            await _operate(host, plan.cleanup)
-            clean = True
-        finally:
+            if self._controller is not None:
+                await self._controller.attempt()
+        except BaseException:
             host.live -= 1
-            if not clean and not host.lost:
+            if not host.lost:
                 host.post(plan.cleanup.lane, plan.cleanup.cpu_s, plan.cleanup.wait_s)
+            raise
+        if heard.later is None:
+            await _close(host, plan)
+        else:
+            heard.later(_close(host, plan))
         self._pasts.pop((attempt.group, attempt.member), None)
         return _facts(attempt, plan, past, verified)
 
@@ -168,6 +179,8 @@ class FleetPlayer:
         if index == 0:
             heard.began(sampled.spans[0][0])
         queue_s, run_s = await _operate(host, todo.op) if todo.op is not None else (0.0, 0.0)
+        if self._controller is not None:
+            await self._controller.turn()
         turn = _turn(index, start, todo, sampled, queue_s, run_s)
         _remember(past, turn, sampled.spans)
         heard.turn(turn)
@@ -217,6 +230,13 @@ class FleetPlayer:
         """Prompt tokens already computed at `place`: by this attempt's last turn there, or by a sibling's opening."""
         siblings = opening if (attempt.group, place) in self._openings else 0
         return min(max(past.homes.get(place, 0), siblings), prompt - 1)
+
+
+async def _close(host: HostModel, plan: AttemptPlan) -> None:
+    try:
+        await _operate(host, plan.cleanup)
+    finally:
+        host.live -= 1
 
 
 async def _operate(host: HostModel, op: Op) -> tuple[float, float]:
