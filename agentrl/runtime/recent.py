@@ -107,7 +107,7 @@ class Recent:
             case news.Resumed():
                 self.down.clear()
                 self.lanes.clear()
-                self._over = False
+                self._since, self._over = now, False
             case _:
                 pass
         self._late = core.ledger.late

@@ -272,7 +272,7 @@ def _pace(history: Sequence[Status], *, lanes: bool) -> Iterator[Advice]:
 def _could_be(status: Status) -> str:
     """What "auto" would make of the window, by what was measured."""
     measured = next((limit for limit in status.window_limits if limit.of == "W"), None)
-    return "" if measured is None else f': measured, {measured.value:.0f} groups would do; "auto" sets it so'
+    return "" if measured is None else f' ("auto" would make it {measured.value:.0f})'
 
 
 def _waited(status: Status) -> str:

@@ -120,14 +120,16 @@ class Top(App[None]):
         if self._view is None:
             return [Text(f"{self._feed.name}: {self._note or 'no picture yet'}", style=DIM)]
         status = self._view.status
-        how = "live" if self._feed.live else f"recording, speed {self._speed:g}" + ("" if self._going else ", stopped")
+        how = f"recording, speed {self._speed:g}" + ("" if self._going else ", stopped")
+        if self._feed.live:
+            how = "over" if status.outcome else "live"
         left = line(
             Text(self._feed.name, style=STRONG),
+            Text(self._note, style="reverse" if self._note else ""),
             f"step {status.step}/{status.steps}",
             f"v{status.version}",
             f"{status.attempts} conversations",
             Text(f"loop {1e3 * status.loop_lag_s:.0f} ms late" if status.loop_lag_s > _LATE_S else "", style=FAIR),
-            Text(self._note, style="reverse" if self._note else ""),
         )
         return [ends(left, Text(f"{how}  {took(status.now_s)}", style=DIM), width)]
 

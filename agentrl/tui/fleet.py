@@ -29,7 +29,7 @@ def engines(view: View, width: int, height: int) -> list[Text]:
     order = (0, 1, 2, 3, 4, 6, *far, 5) if width < _NARROW else (0, 1, 7, 2, 3, 4, 5, 8, *far, 6)
     drawn = columns([[row[i] for i in order] for row in rows], [names[i] for i in order], width)
     drawn += [Text(f"{d.name} down {took(status.now_s - d.at_s)}: {d.reason}", style=BAD) for d in gone]
-    return drawn
+    return drawn if rows or gone else [Text("no engine is up", style=BAD)]
 
 
 def _engine(e: EngineStatus, status: Status, width: int) -> list[Cell]:

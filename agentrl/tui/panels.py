@@ -194,12 +194,12 @@ def verdict(view: View, width: int, height: int) -> list[Text]:
 def _calm(status: Status) -> str:
     if status.outcome:
         return "" if status.outcome in ("done", "drained") else status.blockers
-    return status.blockers if status.trainer == "ready" else "nothing to change"
+    return "nothing to change" if status.trainer == "stepping" else status.blockers
 
 
 def _remedy(advice: Advice) -> Text:
-    """What to do, and the recipe's keys."""
-    return line(line(Text("→", style=STRONG), advice.change, gap=" "), Text(advice.key, style="cyan"))
+    """The recipe's keys, and what to do: keys first, as they must not be cut."""
+    return line(line(Text("→", style=STRONG), Text(advice.key, style="cyan"), gap=" "), advice.change)
 
 
 def _pace(status: Status) -> str:

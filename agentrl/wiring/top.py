@@ -76,7 +76,11 @@ class LiveFeed:
         """What is to be said of a run that answers no more."""
         outcome, why = ("away", str(exc)) if not self._folder else _end_of(Path(self._folder))
         note = f"play it: agentrl top {self._folder} --replay" if self._folder else "tried again until it answers"
-        return Frame(status=msgspec.structs.replace(last, outcome=outcome, blockers=why), news=self._taken(), note=note)
+        return Frame(
+            status=msgspec.structs.replace(last, outcome=outcome, blockers=why, loop_lag_s=0.0),
+            news=self._taken(),
+            note=note,
+        )
 
     async def _back(self) -> None:
         """Once it answers again, from wherever."""

@@ -324,6 +324,9 @@ def test_who_went_down_is_remembered_until_it_is_back() -> None:
     assert {d.name for d in picture(core, 9.0, recent).down} == {"h0", "e0"}
     hear(7.0, news.SandboxHostUp(host="h0", capacity=4))
     assert [d.name for d in picture(core, 9.0, recent).down] == ["e0"]
+    hear(100.0, news.Resumed(steps=4))
+    resumed = picture(core, 103.0, recent)
+    assert (resumed.down, resumed.trainer, resumed.trainer_for_s) == ((), "absent", 3.0)
 
 
 def test_machines_are_named_and_a_lost_one_as_well() -> None:

@@ -134,6 +134,7 @@ def test_a_run_that_is_over_or_empty() -> None:
     async def body(app: Top, pilot: Pilot[None], feed: StillFeed) -> None:
         assert "done" in shown(app, "batch")
         assert "no engine" in shown(app, "freshness")
+        assert "no engine is up" in shown(app, "engines")
 
     over = msgspec.structs.replace(scenes.healthy(), outcome="done", groups=(), engines=(), recent=(), sandboxes=())
     driven(body, over)
