@@ -36,6 +36,7 @@ class Arms(StrEnum):
     SERVING = "serving"
     PUBLICATION = "publication"
     PEERS = "peers"
+    ROUNDS = "rounds"
     WINDOW = "window"
     SPEED = "speed"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.records import AttemptId, Blame
+from agentrl.records import AttemptId, Blame, Place
 from agentrl.scheduler import commands as order
 from agentrl.scheduler import events as news
 from agentrl.scheduler import freshness
@@ -33,12 +33,33 @@ def cancel(state: State, attempt: AttemptId, reason: str, *, keep: bool = False)
     state.out.append(order.CancelAttempt(attempt=attempt, reason=reason, keep=keep))
 
 
+def fall_back(state: State, member: Member) -> None:
+    """Where conversations are to finish under one version: this one will not. Counted once."""
+    if state.policy.in_flight == "finish" and not member.fell_back:
+        member.fell_back = True
+        state.ledger.fallbacks += 1
+
+
+def place(state: State, attempt: AttemptId, member: Member, *, history: float | None = None) -> Place | None:
+    """Where it goes, None if no engine serves. Under `finish` a conversation that has begun goes on under its version,
+    if an engine has it."""
+    if state.policy.in_flight == "finish" and member.oldest is not None:
+        found = state.router.place(attempt, history=history, version=member.oldest)
+        if found is not None:
+            return found
+        fall_back(state, member)
+    return state.router.place(attempt, history=history)
+
+
 def began(state: State, event: news.AttemptBegan, now: float) -> None:
+    """A resumed one begins with what it carries: news of that may have been lost when its place was chosen."""
     member = current(state, event.attempt)
     if member is None:
         return
     state.moved_at = now
     member.oldest = event.oldest
+    if member.place is not None and event.oldest != state.router.engines[member.place.engine].version:
+        fall_back(state, member)
     refuse_if_stale(state, state.table.groups[event.attempt.group])
 
 
@@ -50,7 +71,9 @@ def ended(state: State, event: news.AttemptEnded, now: float) -> None:
     release(state, attempt)
     state.moved_at, state.broken = now, 0
     state.ledger.ended += 1
-    state.ledger.mixed += len(event.facts.versions) > 1
+    mixed = len(event.facts.versions) > 1
+    state.ledger.mixed += mixed
+    state.ledger.unsaid += mixed and state.policy.in_flight == "finish" and not member.fell_back
     state.router.costs.learn(event.facts)
     group = state.table.groups[attempt.group]
     member.phase, member.facts, member.oldest, member.resume = Phase.DONE, event.facts, event.facts.oldest, None

@@ -10,7 +10,7 @@ those apply are in bank, freshness, publication, routing. `laws.py` states what 
 
 from __future__ import annotations
 
-from agentrl.records import AttemptId, Place
+from agentrl.records import AttemptId
 from agentrl.scheduler import admission, attempts, cut, fleet, publication
 from agentrl.scheduler import commands as order
 from agentrl.scheduler import events as news
@@ -179,7 +179,8 @@ class Core(State):
 
     def _start_attempt(self, group: Group, member: Member, host: str, now: float) -> None:
         attempt = AttemptId(group.id, member.index, member.tries)
-        place = self._place(attempt, member)
+        place = attempts.place(self, attempt, member)
+        assert place is not None, "an engine takes work"
         deadline = now + self.policy.attempt_timeout_s
         self.table.start(group, member, place, host, now, deadline)
         member.floor = self.router.engines[place.engine].version
@@ -191,16 +192,6 @@ class Core(State):
                 attempt=attempt, task=group.task, place=place, host=host, deadline_s=deadline, resume=member.resume
             )
         )
-
-    def _place(self, attempt: AttemptId, member: Member) -> Place:
-        """Where it goes. Under `finish` a carried-over conversation goes on under its version, if any engine has it."""
-        place = None
-        if self.policy.in_flight == "finish" and member.oldest is not None:
-            place = self.router.place(attempt, version=member.oldest)
-            self.ledger.fallbacks += place is None
-        place = place or self.router.place(attempt)
-        assert place is not None, "an engine takes work"
-        return place
 
     def _host(self) -> str | None:
         """The emptiest sandbox host with room, by share; ties end in the name."""

@@ -32,15 +32,14 @@ def engine_changed(state: State, event: news.EngineUp | news.EngineDown, now: fl
 def lose(state: State, engine: Engine) -> None:
     """Its conversations move to the next best place, histories prefilled there; where there is none they wait."""
     orphans = engine.attempts()
-    state.ledger.fallbacks += len(orphans)
     engine.admitted = False
     state.buried[engine.name] = engine.epoch
     for attempt in orphans:
         state.router.places.pop(attempt, None)
     del state.router.engines[engine.name]
     for attempt in orphans:
-        place = state.router.place(attempt, history=state.router.costs.tokens)
         member = state.table.running[attempt]
+        place = attempts.place(state, attempt, member, history=state.router.costs.tokens)
         if place is None:
             attempts.interrupt(state, attempt, "no engine serves")
         else:
@@ -118,7 +117,8 @@ def swap(state: State, engine: Engine) -> None:
     if state.policy.in_flight == "restart":
         for attempt in engine.attempts():
             attempts.start_over(state, attempt, "new weights")
-    state.ledger.fallbacks += engine.open_work if engine.draining is not None else 0
+    for attempt in engine.attempts() if engine.draining is not None else ():
+        attempts.fall_back(state, state.table.running[attempt])
     engine.swapping = state.serving
     state.out.append(order.SwapWeights(engine=engine.name, epoch=engine.epoch, version=state.serving))
 

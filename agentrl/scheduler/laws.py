@@ -164,5 +164,7 @@ class Laws:
 
     def _one_version(self, core: Core) -> None:
         book = core.ledger
-        if core.policy.in_flight == "finish" and book.mixed > book.fallbacks:
-            raise LawBroken(13, f"{book.mixed} trajectories of several versions, {book.fallbacks} stated fallbacks")
+        if book.unsaid:
+            raise LawBroken(
+                13, f"{book.unsaid} of {book.mixed} trajectories of several versions are no stated fallback"
+            )

@@ -27,7 +27,8 @@ class Ledger:
     retried: int = 0
     restarted: int = 0  # retried from the beginning, nothing carried over
     mixed: int = 0  # ended attempts whose tokens are of more than one version
-    fallbacks: int = 0  # `finish`: attempts that could not finish under their first version
+    fallbacks: int = 0  # `finish`: conversations that could not finish under their first version, once each
+    unsaid: int = 0  # `finish`: of the mixed, those that were not counted as a fallback before they ended: a bug
     late: int = 0  # news of attempts that are not current
 
 

@@ -127,6 +127,17 @@ def a_group_is_as_old_as_its_newest_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attempts, "refuse_if_stale", refuse_if_stale)
 
 
+@bug(2)
+def what_waits_in_the_bank_does_not_grow_old(patch: pytest.MonkeyPatch) -> None:
+    real = attempts.refuse_if_stale
+
+    def refuse_if_stale(state: State, group: Group) -> None:
+        if group.ready is None:
+            real(state, group)
+
+    patch.setattr(attempts, "refuse_if_stale", refuse_if_stale)
+
+
 # --- law 3: progress --------------------------------------------------------------------------------------------------
 
 
@@ -342,10 +353,38 @@ def an_engine_swaps_under_running_work_and_does_not_say_so(patch: pytest.MonkeyP
     real = fleet.swap
 
     def swap(state: State, engine: Engine) -> None:
+        said = {attempt: state.table.running[attempt].fell_back for attempt in engine.attempts()}
         real(state, engine)
-        state.ledger.fallbacks = 0
+        for attempt, before in said.items():
+            state.table.running[attempt].fell_back = before
 
     patch.setattr(fleet, "swap", swap)
+
+
+@bug(13)
+def a_conversation_that_lost_its_engine_goes_on_anywhere(patch: pytest.MonkeyPatch) -> None:
+    def place(state: State, attempt: AttemptId, member: Member, *, history: float | None = None) -> Place | None:
+        return state.router.place(attempt, history=history)
+
+    patch.setattr(attempts, "place", place)
+
+
+@bug(13)
+def a_resumed_conversation_is_as_new_as_its_engine(patch: pytest.MonkeyPatch) -> None:
+    """What it carries is forgotten, so that neither its place nor its beginning says that it is older."""
+    real = Table.wait_again
+
+    def wait_again(table: Table, group: Group, member: Member, until: float | None = None) -> None:
+        real(table, group, member, until)
+        member.oldest = None
+
+    def began(state: State, event: news.AttemptBegan, now: float) -> None:
+        member = state.table.running.get(event.attempt)
+        if member is not None:
+            member.oldest = event.oldest
+
+    patch.setattr(Table, "wait_again", wait_again)
+    patch.setattr(attempts, "began", began)
 
 
 # --- law 14: where the cut waits, nothing expires ---------------------------------------------------------------------

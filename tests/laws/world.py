@@ -38,8 +38,9 @@ class World:
         self.engines = {f"e{i}": 0 for i in range(self.rng.randint(1, 4))}  # name -> epoch
         self.held = {name: Version(0) for name in self.engines}
         self.tasks = 0
-        self.live: dict[AttemptId, str] = {}
-        self.moves = 0
+        self.begun: dict[tuple[int, int], Version] = {}  # sibling -> version of the first token that a resume carries
+        self.moved: dict[AttemptId, set[Version]] = {}  # what was served where it was moved to
+        self.resumed: set[AttemptId] = set()  # with tokens of an earlier try
 
     def later(self, mean: float, event: news.Event | str) -> None:
         self.count += 1
@@ -89,18 +90,23 @@ class World:
         raise AssertionError(f"not finished after {limit} events at {self.now}: {self.core.blockers(self.now)}")
 
     def ending(self, event: news.AttemptEnded) -> news.AttemptEnded:
-        """Under `finish`: its last tokens are of what its engine serves by now, as far as the core knows of that."""
-        facts, place = event.facts, self.core.router.places.get(event.facts.attempt)
-        engine = self.core.router.engines.get(place.engine) if place is not None else None
-        if self.policy.in_flight != "finish" or engine is None or engine.epoch != self.engines[engine.name]:
-            return event
-        versions = {facts.oldest, engine.version} if engine.version == self.held[engine.name] else {facts.oldest}
+        """With tokens of where it was moved to: an engine that is behind makes them older than its first ones. Under
+        `finish` also of what its engine serves by now, as far as the core knows."""
+        facts = event.facts
+        versions = {version for version, _ in facts.versions} | self.moved.get(facts.attempt, set())
+        place = self.core.router.places.get(facts.attempt)
+        if self.policy.in_flight == "finish" and place is not None:
+            engine = self.core.router.engines[place.engine]
+            if engine.epoch == self.engines[engine.name] and engine.version == self.held[engine.name]:
+                versions.add(engine.version)
         changed = msgspec.structs.replace(facts, versions=tuple((v, 50) for v in sorted(versions)))
         return news.AttemptEnded(facts=changed)
 
     def give(self, event: news.Event) -> None:
         if isinstance(event, news.AttemptEnded):
             event = self.ending(event)
+        if isinstance(event, news.AttemptBegan) and event.attempt in self.core.table.running:
+            self.begun.setdefault(event.attempt[:2], event.oldest)
         commands = self.core.handle(event, self.now)
         self.log.append((self.now, event, commands))
         self.laws.check(self.core, commands)
@@ -126,7 +132,8 @@ class World:
             case order.RestartEngine():
                 self.engine_up(command.engine)
             case order.MoveAttempt():
-                self.moves += 1
+                served = self.core.router.engines[command.place.engine].version
+                self.moved.setdefault(command.attempt, set()).add(served)
             case _:
                 pass
 
@@ -140,11 +147,19 @@ class World:
             )
             return
         self.held[command.engine] = command.version
-        self.news(2.0, news.EngineLoaded(engine=command.engine, epoch=command.epoch, version=command.version))
+        self.news(
+            self.rng.choice([2.0, 15.0]),
+            news.EngineLoaded(engine=command.engine, epoch=command.epoch, version=command.version),
+        )
 
     def play(self, start: order.StartAttempt) -> None:
         attempt, draw = start.attempt, self.rng.random()
-        oldest = self.held[start.place.engine]
+        if start.resume is None:
+            self.begun.pop(attempt[:2], None)
+        served = self.held[start.place.engine]
+        oldest = self.begun.get(attempt[:2], served)
+        if attempt[:2] in self.begun:
+            self.resumed.add(attempt)
         self.news(2.0, news.AttemptBegan(attempt=attempt, oldest=oldest))
         if draw < 0.05 * self.trouble:
             return  # hangs: only the deadline helps
@@ -156,11 +171,11 @@ class World:
             )
             return
         newer = 0 if self.policy.in_flight == "finish" else self.rng.randint(0, 1)
-        versions = sorted({oldest, Version(min(self.core.version, oldest + newer))})
+        versions = sorted({oldest, served, Version(min(self.core.version, served + newer))})
         facts = TrajectoryFacts(
             attempt=attempt,
             reward=self.rng.random(),
-            tokens=300,
+            tokens=self.rng.randint(100, 500),
             generated=100,
             versions=tuple((v, 50) for v in versions),
             turns=3,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from agentrl.bench.sim import ladder, peers, publication, serving, speed, windows
+from agentrl.bench.sim import ladder, peers, publication, rounds, serving, speed, windows
 from agentrl.bench.sim.sheet import Sheet
 from agentrl.recipe.sim import SimRecipe
 
@@ -16,6 +16,7 @@ ARMS: dict[str, Callable[[SimRecipe, int], Sheet]] = {
     "serving": serving.run,
     "publication": publication.run,
     "peers": peers.run,
+    "rounds": rounds.run,
     "window": windows.run,
     "speed": speed.run,
 }
