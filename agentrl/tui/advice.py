@@ -175,7 +175,7 @@ def _straggler(status: Status) -> Iterator[Advice]:
                 f" runs {member.for_s:.0f} s on engine {member.place}, sandbox host {member.host};"
                 f" its {group.done} siblings took {usual:.0f} s"
             )
-            limit = f"start spare siblings, or lower the limit of {status.attempt_timeout_s:.0f} s"
+            limit = f"spares, or a limit below {status.attempt_timeout_s:.0f} s"
             yield _alarm("straggler", saw, limit, "batch.spare, schedule.attempt_timeout_s")
             return
 
