@@ -257,7 +257,9 @@ def _pace(history: Sequence[Status], *, lanes: bool) -> Iterator[Advice]:
             yield _hint("attempts-bound", more, "allow more conversations", "window.attempts")
         elif _usual(history, lambda s: s.places_used) >= status.window_groups and _oldest_age(status) < status.bound:
             more = f"{saw} the window is full ({status.window_groups} groups)"
-            yield _hint("widen", more, "widen the window" + _could_be(status), "window.groups")
+            measured = _measured(status)
+            if measured is None or measured > status.window_groups:  # else more groups would only take turns
+                yield _hint("widen", more, "widen the window" + _could_be(status), "window.groups")
     elif idle < _BUSY and status.bank >= status.batch_groups:
         saw = f"the trainer waited {100 * idle:.0f} %; {status.bank} groups are ready, a batch takes"
         more = f"{saw} {status.batch_groups}"
@@ -269,10 +271,14 @@ def _pace(history: Sequence[Status], *, lanes: bool) -> Iterator[Advice]:
             yield _hint("trainer-bound", more, change, "train.threads, train.micro_tokens")
 
 
+def _measured(status: Status) -> int | None:
+    """Groups that the window would have by what was measured; None before that."""
+    return next((round(limit.value) for limit in status.window_limits if limit.of == "W"), None)
+
+
 def _could_be(status: Status) -> str:
-    """What "auto" would make of the window, by what was measured."""
-    measured = next((limit for limit in status.window_limits if limit.of == "W"), None)
-    return "" if measured is None else f' ("auto" would make it {measured.value:.0f})'
+    measured = _measured(status)
+    return "" if measured is None else f' ("auto" would make it {measured})'
 
 
 def _waited(status: Status) -> str:

@@ -167,6 +167,11 @@ def test_a_window_that_sets_itself_needs_no_advice(name: str) -> None:
     assert name not in named(advise([msgspec.structs.replace(fixed, auto_window=True)]))
 
 
+def test_a_window_that_is_as_wide_as_is_of_use_is_not_to_be_widened() -> None:
+    limit = Limit(of="W", name="filled", value=24.3, said="192 conversations, a group takes 1.4 of their lives")
+    assert advise([msgspec.structs.replace(HINTS["widen"], window_limits=(limit,))]) == []
+
+
 @pytest.mark.parametrize("status", [*ALARMS.values(), *HINTS.values()], ids=[*ALARMS, *HINTS])
 def test_every_key_is_one_of_the_recipe(status: Status) -> None:
     known = {f"{where.strip('`[]')}.{name}" for where, kind in sections(Recipe, "") for name in kind.__struct_fields__}
