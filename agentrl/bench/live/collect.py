@@ -76,7 +76,8 @@ def sheet(recipe: Recipe, runs: Runs, wall_s: float) -> Sheet:
         notes=(
             "seconds from cut to cut at fixed weights, the first two left out; launch order: a window of one batch, all"
             " of it started at once and nothing else until it is cut",
-            "reuse: prompt tokens that came from a cache; turn: what a turn takes in the engine, waiting included",
+            "reuse: prompt tokens that came from a cache; turn: what a turn takes in the engine, waiting included;"
+            " faults: attempts retried",
             "floor: CPU seconds of a batch over the CPUs; no policy can be faster on this machine with this work",
             "the same arms simulated, of a fleet of GPU hosts: agentrl bench sim recipes/sim/terminal-bench-b300.toml"
             " --arms ladder",
@@ -99,11 +100,12 @@ def _arms(runs: Runs) -> Table:
             f"{of(each, 'wasted_share'):.1%}",
             f"{of(each, 'generated'):.0f}",
             f"{of(each, 'reward'):.2f}",
+            f"{of([run['attempts'] for run in each], 'retried'):.1f}",
         )
         for name, each in runs.items()
     )
     columns = ("", ">median s", ">quartiles", ">mean ± 95 %", ">traj/min", ">reuse", ">turn ms")
-    work = (">length", ">drops", ">wasted", ">tokens", ">reward")
+    work = (">length", ">drops", ">wasted", ">tokens", ">reward", ">faults")
     return Table(title="ladder, seconds a batch", columns=(*columns, *work), rows=rows)
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean
 
 import msgspec
 
@@ -111,7 +110,7 @@ def sheet(recipe: Recipe, runs: Runs, wall_s: float) -> Sheet:
             "seconds from cut to cut, the first two left out, publication inside; added: to the step in which the"
             " trainer trains the same batches and nothing of it is published, seed by seed",
             "pause: what one engine stands still for. lost: sampled and thrown away at a publication. wasted: tokens of"
-            " a step that never train, those of attempts that start over included",
+            " a step that never train, those of attempts that start over included; faults: attempts retried",
             "the same arms simulated, of a fleet of GPU hosts: agentrl bench sim recipes/sim/terminal-bench-b300.toml"
             " --arms publication",
         ),
@@ -170,7 +169,7 @@ def _swaps(published: Runs) -> Table:
 
 
 def _attempts(each: Sequence[Run], what: str) -> float:
-    return mean(float(run["attempts"][what]) for run in each)
+    return of([run["attempts"] for run in each], what)
 
 
 def _work(runs: Mapping[str, Sequence[Run]]) -> Table:
@@ -187,8 +186,9 @@ def _work(runs: Mapping[str, Sequence[Run]]) -> Table:
             f"{of(each, 'generated'):.0f}",
             f"{of(each, 'train_s'):.2f}",
             f"{of(each, 'wait_s'):.2f}",
+            f"{_attempts(each, 'retried'):.1f}",
         )
         for name, each in runs.items()
     )
     columns = ("", ">mean age", ">max", ">drops", ">wasted", ">length", ">reward", ">reuse", ">tokens a step")
-    return Table(title="the same work", columns=(*columns, ">train s", ">waited s"), rows=rows)
+    return Table(title="the same work", columns=(*columns, ">train s", ">waited s", ">faults"), rows=rows)
