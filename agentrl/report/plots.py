@@ -158,6 +158,8 @@ def _labels(axes: Any, x: str, y: str) -> None:
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=8)
+    if x == "step":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=5)
 
