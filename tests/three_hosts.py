@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from tests.hosts import Network
 RECIPE = Path(__file__).parents[1] / "recipes" / "three-hosts.toml"
 STARTED: list[Run] = []
 _BARE = ("unshare", "sh", "sshd", "sshd-session")  # what runs on a machine that nobody uses
+ENDLESS = "steps=10000"  # for `Run.drained`
 SMALL = ["batch.groups=2", "batch.siblings=2", "window.groups=4", "window.attempts=8", "engines.slots=8"]
 
 
@@ -73,6 +75,15 @@ class Run:
         code = await asyncio.to_thread(self.process.wait)
         assert code == 0, self.said
         return json.loads((self.folder / "summary.json").read_text())
+
+    async def drained(self) -> dict[str, Any]:
+        """Its summary, after it was asked for an end: when, is what it must live to see, not how fast it is."""
+        self.process.send_signal(signal.SIGINT)
+        code = await asyncio.to_thread(self.process.wait)
+        assert code == 130, self.said
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        assert (summary["outcome"], summary["ledger_balanced"]) == ("drained", True)
+        return summary
 
     @property
     def said(self) -> str:
