@@ -28,7 +28,8 @@ escape        back         q     quit (the run goes on)
 
 Read the top first: what the trainer does, who keeps the batch from it,
 and what to change. ▲ alarm: something blocks now. ● hint: tuning.
-Ages: green is fresh, yellow at K, red beyond.\
+Ages: green is fresh, yellow at K, red beyond.
+↓3 in a title: three more lines below.\
 """
 
 
