@@ -80,6 +80,9 @@ def _figures(story: Story) -> dict[str, Any]:
             for s in story.steps
         ],
         "stages_s": story.stages,
+        "in_flight": story.in_flight,
+        "tokens_lost": {"total": sum(story.lost.values()), "by_step": story.lost},
+        "moments": [{"step": s.step, "ready_s": dict(s.ready), **dict(s.moments)} for s in story.steps],
         "rates": {name: msgspec.to_builtins(found) for name, found in story.rates.items()},
         "logprob_gap": [{"step": step, "mean": mean} for step, mean in story.gaps],
     }

@@ -33,6 +33,7 @@ def figures(story: Story) -> dict[str, str]:
         "reward, first and last fifth": f"{first:.2f}, {last:.2f}",
         "oldest group trained (K)": f"{oldest} ({story.bound})",
         "tokens trained, by age": _by_age(story),
+        f"tokens lost to new weights ({story.in_flight})": _lost(story),
         "tokens masked": str(sum(step.masked for step in story.steps)),
         "length of trained over completed": lengths,
         **{name: str(count) for name, count in story.counts.items()},
@@ -52,6 +53,11 @@ def headline(story: Story) -> str:
         f"no group older than {oldest} versions (K = {story.bound})",
     )
     return "; ".join(parts)
+
+
+def _lost(story: Story) -> str:
+    total = sum(story.lost.values())
+    return f"{total:,}, {total / len(story.lost):,.0f} a step" if story.lost else "-"
 
 
 def _by_age(story: Story) -> str:

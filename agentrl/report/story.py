@@ -27,6 +27,8 @@ class StepStory(Record):
     masked: int
     reward: float  # mean over the trajectories of its batch
     generated: int  # tokens that the model sampled for them
+    ready: tuple[tuple[int, float], ...] = ()  # (group, when it was complete)
+    moments: tuple[tuple[str, float | None], ...] = ()  # in order of time, dispatch to live; None: not yet
 
 
 class Sample(Record):
@@ -64,6 +66,7 @@ class Story(Record):
     elapsed_s: float
     batch_groups: int
     bound: int
+    in_flight: str
     window_groups: int
     steps: tuple[StepStory, ...]
     samples: tuple[Sample, ...]  # in order of time
@@ -74,6 +77,7 @@ class Story(Record):
     watched_s: float
     length_ratio: float | None
     rates: dict[str, tuple[Rate, ...]]  # by length, reward, turns and kind of task
+    lost: dict[int, int]  # step -> tokens given up since the one before because weights changed
     counts: dict[str, int]  # groups admitted, trained, dropped by reason; attempts started, retried, restarted
 
     @property

@@ -17,9 +17,11 @@ import msgspec
 from agentrl.records import AttemptId, Batch, GroupId, LoadReport, StepReport, Trajectory, Turn, Version
 from agentrl.runtime.loop import Listener
 from agentrl.runtime.metrics import Metrics
+from agentrl.runtime.moments import Moments, Timeline
 from agentrl.runtime.trace import Trace
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
+from agentrl.scheduler.attempts import NEW_WEIGHTS
 from agentrl.scheduler.core import Core
 
 
@@ -30,6 +32,7 @@ class _Totals(msgspec.Struct):
     observed: int = 0
     trained: int = 0
     wasted: int = 0
+    lost: int = 0  # of the wasted: given up because weights changed
     cached: int = 0
     reusable: int = 0
     turns_regenerated: int = 0
@@ -68,6 +71,8 @@ class Telemetry(Listener):
         self._sum = _Totals()
         self._last = _Totals()
         self._by_group: Counter[GroupId] = Counter()  # sampled tokens of groups whose story is not over
+        self._by_sibling: Counter[tuple[int, int]] = Counter()  # of those, what its running or resumed try has sampled
+        self._timeline = Timeline()
         self._ready_at: float | None = None
         self._window: dict[int, dict[str, Any]] = {}  # batch -> W and C when it was cut, and what held them
         self._cut: dict[int, tuple[float, float]] = {}  # batch -> (when it was cut, how long the trainer had waited)
@@ -87,6 +92,7 @@ class Telemetry(Listener):
         total.reusable += turn.reusable_tokens
         total.turns_regenerated += turn.regenerated
         self._by_group[attempt.group] += sampled
+        self._by_sibling[attempt[:2]] += sampled
         self.trace.turn(attempt, turn, self._clock())
         if self.metrics is not None:
             self.metrics.turn(turn)
@@ -107,6 +113,7 @@ class Telemetry(Listener):
         spent = sum(self._by_group.pop(proof.group, 0) for proof in batch.proofs)
         total.wasted += max(0, spent - trained)
         self._finished[report.version] = now
+        self._timeline.stepped(batch.id, report.version, report.seconds, now)
         step = self._step(batch, report, trained)
         self.steps = [s for s in self.steps if s["step"] != step["step"]] + [step]  # a redelivered batch counts once
         with (self._folder / "metrics.jsonl").open("ab") as lines:
@@ -128,7 +135,8 @@ class Telemetry(Listener):
 
     def swapped(self, engine: str, report: LoadReport, began: float, others_tokens: int) -> None:
         version = report.version
-        publication = self._publications.setdefault(version, {"version": version, **self._publish, "engines": []})
+        publication = self._publication(version)
+        self._lose(version, report.lost_tokens)
         publication["engines"].append(
             {
                 "name": engine,
@@ -146,12 +154,51 @@ class Telemetry(Listener):
                 step["publish_s"] = now - self._finished[version]
                 break
 
+    def _publication(self, version: Version) -> dict[str, Any]:
+        fresh = {"version": version, **self._publish, "lost_tokens": 0, "engines": []}
+        return self._publications.setdefault(version, fresh)
+
+    def _lose(self, version: Version, tokens: int) -> None:
+        """Sampled and given up because this version was loaded."""
+        self._sum.lost += tokens
+        self._publication(version)["lost_tokens"] += tokens
+
+    def _restarted(self, commands: Sequence[orders.Command]) -> None:
+        """What `restart` gave up for the swap that follows in the same orders."""
+        given_up = 0
+        for order in commands:
+            match order:
+                case orders.CancelAttempt() if order.reason == NEW_WEIGHTS:
+                    given_up += self._by_sibling.pop(order.attempt[:2], 0)
+                case orders.SwapWeights() if given_up:
+                    self._lose(order.version, given_up)
+                    given_up = 0
+                case orders.StartAttempt() if order.resume is None:
+                    self._by_sibling.pop(order.attempt[:2], None)
+                case orders.TrainOn() | orders.DropGroup():
+                    for attempt in order.attempts:
+                        self._by_sibling.pop(attempt[:2], None)
+                case _:
+                    pass
+
+    def _timed(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
+        dispatched, live = self._timeline.heard(now, event, commands, core)
+        for moments in dispatched:
+            self.trace.dispatched(moments)
+        for moments in live:
+            self.trace.live(moments)
+            for step in self.steps:
+                if step["step"] == moments.batch + 1:
+                    step["moments"] = _told(moments)
+
     def heard(self, now: float, event: news.Event, commands: Sequence[orders.Command], core: Core) -> None:
         if self.stream is not None:
             self.stream(now, event, commands)
         if self.follower is not None:
             self.follower(now, event, commands)
         self.trace.heard(now, event, commands, core)
+        self._restarted(commands)
+        self._timed(now, event, commands, core)
         if core.trainer == "ready" and self._ready_at is None:
             self._ready_at = now
         for order in commands:
@@ -199,7 +246,9 @@ class Telemetry(Listener):
                 "observed": total.observed - last.observed,
                 "trained": trained,
                 "wasted": total.wasted - last.wasted,
+                "lost": total.lost - last.lost,
             },
+            "moments": _told(self._timeline.batches.get(batch.id)),
             "window": self._window.pop(batch.id, None),
             "prefix_reuse": _ratio(total.cached - last.cached, total.reusable - last.reusable),
             "length_ratio": self._length_ratio(),
@@ -264,7 +313,7 @@ class Telemetry(Listener):
     def tokens(self) -> dict[str, int]:
         """Since the run began, by what became of them."""
         total = self._sum
-        return {name: getattr(total, name) for name in ("generated", "observed", "trained", "wasted")}
+        return {name: getattr(total, name) for name in ("generated", "observed", "trained", "wasted", "lost")}
 
     def write(self, core: Core, now: float) -> None:
         """summary.json, whole and atomically."""
@@ -290,6 +339,11 @@ class Telemetry(Listener):
 
     def close(self) -> None:
         self.trace.close()
+
+
+def _told(moments: Moments | None) -> dict[str, Any] | None:
+    """None where the batch was dispatched by an earlier process; the journal, and so a report, still has it."""
+    return msgspec.to_builtins(moments, str_keys=True) if moments is not None else None
 
 
 def _window(core: Core) -> dict[str, Any]:

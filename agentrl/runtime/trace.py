@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.records import AttemptId, Lane, RankLoad, TrajectoryFacts, Turn, Version
+from agentrl.runtime.moments import Moments
 from agentrl.runtime.tracefile import TraceFile
 from agentrl.scheduler import commands as orders
 from agentrl.scheduler import events as news
@@ -95,6 +96,17 @@ class Trace:
 
     def weights(self, engine: str, what: str, version: Version, began: float, ended: float, **args: Any) -> None:
         self._complete(_PUBLICATIONS, engine, f"{what} v{version}", began, ended, **args)
+
+    def dispatched(self, moments: Moments) -> None:
+        """Each group's time in the bank."""
+        for group, ready in moments.ready_s.items():
+            if moments.dispatched_s - ready > _SHORT_S:
+                self._busy(_TRAINER, "ready", f"g{group}", ready, moments.dispatched_s, batch=moments.batch)
+
+    def live(self, moments: Moments) -> None:
+        """From the order to bring its weights until every engine serves them: in rounds later than its step's end."""
+        if moments.publish_began_s is not None and moments.live_s is not None:
+            self._busy(_PUBLICATIONS, "published", f"v{moments.version}", moments.publish_began_s, moments.live_s)
 
     def lagged(self, now: float, seconds: float) -> None:
         """How late the run's event loop was, at worst, since it was said last."""

@@ -11,6 +11,7 @@ from agentrl.scheduler.state import State
 
 _REST_S = 0.25  # before the first new try of a member, doubled with each further one
 _REST_MAX_S = 30.0
+NEW_WEIGHTS = "new weights"  # reason of a cancel: `restart` gives up what runs when its engine swaps
 
 
 def current(state: State, attempt: AttemptId) -> Member | None:

@@ -116,7 +116,7 @@ def publish(state: State, now: float) -> None:
 def swap(state: State, engine: Engine) -> None:
     if state.policy.in_flight == "restart":
         for attempt in engine.attempts():
-            attempts.start_over(state, attempt, "new weights")
+            attempts.start_over(state, attempt, attempts.NEW_WEIGHTS)
     for attempt in engine.attempts() if engine.draining is not None else ():
         attempts.fall_back(state, state.table.running[attempt])
     engine.swapping = state.serving

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from agentrl.errors import DataError
 from agentrl.journal.reader import JournalReader
 from agentrl.records import AttemptId, GroupId, TrajectoryFacts, Version
 from agentrl.report.story import STAGES, Lengths, Rate, Sample, StepStory, Story
+from agentrl.runtime.moments import Moments, Timeline
 from agentrl.runtime.rates import DIMENSIONS, Rates
 from agentrl.runtime.recent import Recent
 from agentrl.scheduler import commands as orders
@@ -35,18 +37,27 @@ def read_story(folder: Path) -> Story:
         except msgspec.DecodeError as exc:
             raise DataError(f"{folder / 'run.sqlite'}: {exc}", hint="use the agentrl that wrote the run") from exc
         teller.hear(now, event)
-    return teller.story(folder.resolve().name, _gaps(folder / "metrics.jsonl"))
+    return teller.story(folder.resolve().name, _measured(folder / "metrics.jsonl"))
 
 
-def _gaps(path: Path) -> tuple[tuple[int, float], ...]:
-    found: dict[int, float] = {}
+def _measured(path: Path) -> dict[int, dict[str, Any]]:
+    """Lines of metrics by step."""
+    found: dict[int, dict[str, Any]] = {}
     if path.is_file():
         for line in path.read_bytes().splitlines():
             with suppress(msgspec.DecodeError, KeyError, TypeError):  # a writer that was killed leaves half a line
                 step = msgspec.json.decode(line)
-                if step["logprob_gap"]["mean"] is not None:
-                    found[int(step["step"])] = float(step["logprob_gap"]["mean"])
-    return tuple(sorted(found.items()))
+                found[int(step["step"])] = step
+    return dict(sorted(found.items()))
+
+
+def _gaps(lines: dict[int, dict[str, Any]]) -> tuple[tuple[int, float], ...]:
+    means = {step: line.get("logprob_gap", {}).get("mean") for step, line in lines.items()}
+    return tuple((step, float(gap)) for step, gap in means.items() if gap is not None)
+
+
+def _lost(lines: dict[int, dict[str, Any]]) -> dict[int, int]:
+    return {step: int(line["tokens"]["lost"]) for step, line in lines.items() if "lost" in line.get("tokens", {})}
 
 
 class _Life:
@@ -62,6 +73,7 @@ class _Teller:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._recent = Recent(keep=None)
+        self._timeline = Timeline()
         self._now = 0.0
         self._started: dict[AttemptId, float] = {}
         self._lives: dict[GroupId, list[_Life]] = defaultdict(list)
@@ -82,6 +94,7 @@ class _Teller:
         late, self._now = core.ledger.late, now
         commands = core.handle(event, now)
         self._recent.heard(now, event, commands, core)
+        self._timeline.heard(now, event, commands, core)
         if isinstance(event, news.AttemptEnded) and core.ledger.late == late:
             self._ended(now, event.facts)
         self._follow(now, commands)
@@ -152,7 +165,7 @@ class _Teller:
             self._time["publication"] += len(batch) * (now - since)
             self._published += len(batch)
 
-    def story(self, name: str, gaps: tuple[tuple[int, float], ...]) -> Story:
+    def story(self, name: str, lines: dict[int, dict[str, Any]]) -> Story:
         core, book = self._core, self._core.ledger
         every = max(1, len(self._samples) // _SAMPLES)
         counts = {"groups admitted": book.admitted, "groups trained": book.trained}
@@ -165,6 +178,7 @@ class _Teller:
             elapsed_s=self._now,
             batch_groups=core.policy.groups,
             bound=core.policy.bound,
+            in_flight=core.policy.in_flight,
             window_groups=core.window.groups,
             steps=tuple(self._steps()),
             samples=tuple(self._samples[::every]),
@@ -172,7 +186,8 @@ class _Teller:
                 completed=tuple(self._completed), trained=tuple(self._trained), dropped=tuple(self._dropped)
             ),
             stages=self._stages(),
-            gaps=gaps,
+            gaps=_gaps(lines),
+            lost=_lost(lines),
             waited_s=self._recent.waited(self._now),
             watched_s=self._recent.watched(self._now),
             length_ratio=self._recent.length_ratio,
@@ -198,10 +213,22 @@ class _Teller:
                 masked=sum(proof.masked for proof in self._orders[step.batch].proofs),
                 reward=sum(life.facts.reward for life in batch) / max(1, len(batch)),
                 generated=sum(life.facts.generated for life in batch),
+                ready=tuple(sorted(self._timeline.batches[step.batch].ready_s.items())),
+                moments=_moments(self._timeline.batches[step.batch]),
             )
             for step in self._recent.steps
             for batch in [self._batches[step.batch]]
         ]
+
+
+def _moments(found: Moments) -> tuple[tuple[str, float | None], ...]:
+    return (
+        ("dispatched_s", found.dispatched_s),
+        ("step_began_s", found.step_began_s),
+        ("step_ended_s", found.step_ended_s),
+        ("publish_began_s", found.publish_began_s),
+        ("live_s", found.live_s),
+    )
 
 
 def _by_age(order: orders.TrainOn) -> tuple[tuple[int, int], ...]:

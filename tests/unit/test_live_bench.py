@@ -145,7 +145,10 @@ def summary(*intervals: float) -> dict[str, Any]:
     steps += [step(number, seconds) for number, seconds in enumerate(intervals, 3)]
     return {
         "steps": steps,
-        "publications": [{"version": v, "engines": far if v < 3 else swaps} for v in range(1, len(steps) + 1)],
+        "publications": [
+            {"version": v, "lost_tokens": 999 if v < 3 else 7, "engines": far if v < 3 else swaps}
+            for v in range(1, len(steps) + 1)
+        ],
         "groups": {"dropped_stale": 2, "dropped_failed": 1},
         "attempts": {"retried": 0, "restarted": 5, "fallbacks": 1, "turns_regenerated": 2},
         "length_ratio": 0.99,

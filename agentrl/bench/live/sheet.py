@@ -47,7 +47,8 @@ def measured(summary: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> 
         "engine_s": mean(turn.engine_s for turn in turns),  # of a turn, whole run
         "pauses_s": [swap["pause_s"] for swap in swaps],
         "stage_s": mean([swap["stage_s"] for swap in swaps] or [0.0]),
-        "lost": sum(swap["lost_tokens"] for swap in swaps) / max(1, len(summary["publications"][WARM:])),
+        "lost": sum(publication["lost_tokens"] for publication in summary["publications"][WARM:])
+        / max(1, len(summary["publications"][WARM:])),
         "attempts": {name: attempts[name] for name in ("retried", "restarted", "fallbacks", "turns_regenerated")},
     }
 
