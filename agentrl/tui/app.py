@@ -125,9 +125,9 @@ class Top(App[None]):
             how = "over" if status.outcome else "live"
         left = line(
             Text(self._feed.name, style=STRONG),
-            Text(self._note, style="reverse" if self._note else ""),
             f"step {status.step}/{status.steps}",
             f"v{status.version}",
+            Text(self._note, style="reverse" if self._note else ""),
             f"{status.attempts} conversations",
             Text(f"loop {1e3 * status.loop_lag_s:.0f} ms late" if status.loop_lag_s > _LATE_S else "", style=FAIR),
         )
