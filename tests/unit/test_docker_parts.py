@@ -6,15 +6,17 @@ import asyncio
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import UserError
+from agentrl.errors import UnavailableError, UserError
 from agentrl.recipe.check import check
 from agentrl.recipe.schema import Recipe, Sandbox, Tasks
 from agentrl.sandbox.backends import container
+from agentrl.sandbox.backends.dockerd import Dockerd
 from agentrl.sandbox.backends.inside import seccomp
 from agentrl.sandbox.backends.warm import Pace, Shelf
 from agentrl.tasks import harbor
@@ -194,3 +196,40 @@ def test_a_hello_leaves_no_reader_to_descriptors_that_are_closed_next(tmp_path: 
             assert not loop.remove_reader(listener)
 
     asyncio.run(scenario())
+
+
+class Podman:
+    """Podman 4.3's words, where they are not Docker's."""
+
+    def __init__(self) -> None:
+        self.waited = ""
+
+    def remove_container(self, name: str, **_: Any) -> None:
+        import docker.errors
+        import requests
+
+        answer = requests.Response()
+        answer.status_code = 500
+        raise docker.errors.APIError("cannot remove it", answer, "container state improper: stopped")
+
+    def wait(self, name: str, *, condition: str) -> None:
+        self.waited = f"{name} {condition}"
+
+    def inspect_image(self, image: str) -> None:
+        import docker.errors
+
+        raise docker.errors.ImageNotFound("404", explanation=f"failed to find image {image}: No such image")
+
+
+def test_podman_is_understood() -> None:
+    async def check() -> None:
+        engine = Dockerd("unix:///podman.sock", timeout_s=5.0)
+        engine._client = podman = Podman()
+        await engine.remove("box")  # it is being removed by itself
+        assert podman.waited == "box removed"
+        with pytest.raises(UnavailableError, match="No such image: failed to find image absent:latest"):
+            await engine.image_id("absent:latest")
+        engine._threads.shutdown()
+
+    pytest.importorskip("docker")
+    asyncio.run(check())

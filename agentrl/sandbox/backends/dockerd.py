@@ -22,6 +22,7 @@ T = TypeVar("T")
 DEFAULT_URL = "unix:///var/run/docker.sock"
 _THREADS = 8  # more only queue within the engine: 4.9 starts/s with 4 threads, 5.4 with 16, on two cores
 _CONFLICT = 409
+_DYING = "container state improper"  # Podman's word for it
 _ABSENT = "No such image"
 _SLACK_S = 5.0  # beyond the SDK's own time-out, for a thread to become free
 
@@ -60,7 +61,10 @@ class Dockerd:
         try:
             return act(self._connected(limit))
         except docker.errors.ImageNotFound as e:
-            raise absent_image((e.explanation or str(e)).rpartition(_ABSENT)[2], self.url) from e
+            said = str(e.explanation or e)
+            raise absent_image(
+                said.rpartition(_ABSENT)[2] or f": {said}", self.url
+            ) from e  # Podman has the name before it
         except (requests.Timeout, TimeoutError) as e:
             raise self._silent(what, limit) from e
         except docker.errors.APIError as e:
@@ -98,7 +102,7 @@ class Dockerd:
                 try:
                     client.remove_container(name, force=True, v=True)
                 except docker.errors.APIError as e:
-                    if e.status_code != _CONFLICT:
+                    if e.status_code != _CONFLICT and _DYING not in str(e):
                         raise
                     client.wait(name, condition="removed")  # by itself: the engine is at it
 
