@@ -38,6 +38,7 @@ def test_an_arm_is_a_run_of_its_own_without_what_it_does_without(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("what", "arms"), [("collect", 5), ("publish", 7)])
 def test_every_arm_from_the_command_line(what: str, arms: int, tmp_path: Path) -> None:
     small = [part for key in SMALL for part in ("--set", key)]
