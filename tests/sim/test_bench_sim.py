@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.bench.figures import draw
 from agentrl.bench.fleet import Recorder, play
-from agentrl.bench.sim import ladder, main, peers, publication, serving, speed
+from agentrl.bench.sim import ladder, main, peers, publication, rounds, serving, speed
 from agentrl.bench.sim.policies import PEERS, Dispatcher, Eager, FixedPool, Lead
 from agentrl.bench.sim.sheet import Claim, Sheet, Table, beside, interval
 from agentrl.recipe.load import load_sim
@@ -37,9 +37,10 @@ def figures(sheet: Sheet) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(sheet, wall_s=0.0))
 
 
-@pytest.mark.parametrize("arm", ["ladder", "publication", "peers", "window"])
+@pytest.mark.parametrize("arm", ["ladder", "publication", "peers", "rounds", "window"])
 def test_an_arm_is_complete_and_the_same_twice(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "DEPTHS", (2, 4))
+    monkeypatch.setattr(rounds, "ROUND_STEPS", (2,))
     recipe = small(*BRIEF)
     first, second = main.run(recipe, arm, 1), main.run(recipe, arm, 1)
     assert figures(first) == figures(second)
