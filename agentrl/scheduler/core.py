@@ -183,7 +183,9 @@ class Core(State):
         assert place is not None, "an engine takes work"
         deadline = now + self.policy.attempt_timeout_s
         self.table.start(group, member, place, host, now, deadline)
-        member.floor = self.router.engines[place.engine].version
+        version = self.router.engines[place.engine].version
+        carries = member.resume is not None  # what it sampled may not be known yet
+        member.floor = min(version, member.floor) if carries and member.floor is not None else version
         self.router.add(attempt, place)
         self.host_load[host] += 1
         self.ledger.started += 1

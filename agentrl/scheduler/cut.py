@@ -10,9 +10,10 @@ with fence 1 at admission nothing ever expires (docs/laws.md, law 14).
 
 from __future__ import annotations
 
-from agentrl.records import GroupId
+from agentrl.records import GroupId, Version
 from agentrl.scheduler import commands as order
 from agentrl.scheduler import freshness, publication
+from agentrl.scheduler.groups import Group
 from agentrl.scheduler.state import State
 
 
@@ -29,14 +30,20 @@ def next_groups(state: State) -> list[GroupId]:
 
 def _oldest_first(state: State, ready: list[GroupId]) -> list[GroupId]:
     """The B oldest ready groups, if the others can still follow in order of age, B a step, none too old at its turn."""
-    groups = state.table.groups
     live = publication.live_version(state.engines, state.serving)
-    floors = {g.id: live if g.floor is None else g.floor for g in groups.values()}
+    floors = {group.id: _no_older(group, live) for group in state.table.groups.values()}
     chosen = sorted(ready, key=floors.__getitem__)[: state.policy.groups]  # stable: ties by completion
     taken = set(chosen)
     left = sorted(floor for group, floor in floors.items() if group not in taken)
     feasible = freshness.can_follow(left, state.policy.groups, state.version + 1, state.policy.bound)
     return chosen if feasible else []
+
+
+def _no_older(group: Group, live: Version) -> Version:
+    """No token that is trained of it will be older. What still runs may be moved to any engine, and a sibling that has
+    not begun may begin on any, so only a complete group's own tokens promise more than the oldest version served."""
+    floor = live if group.floor is None else group.floor
+    return floor if group.ready is not None else min(floor, live)
 
 
 def _round_is_ready(state: State) -> bool:

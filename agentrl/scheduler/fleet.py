@@ -61,14 +61,22 @@ def engine_said(
                     engine.ranks[load.rank].load = load
             rebalance(state, engine)
         case news.EngineStaged():
-            engine.staged, engine.staging = max(event.version, engine.staged or event.version), None
+            engine.staged = max(event.version, engine.staged or event.version)
+            if engine.staging is not None and event.version >= engine.staging:
+                engine.staging = None
         case news.EngineLoaded():
+            if engine.swapping is not None and event.version < engine.swapping:
+                state.ledger.late += 1  # of the swap before: this one goes on
+                return
             engine.swapping, engine.draining, engine.failures = None, None, 0
             engine.version = max(engine.version, event.version)
             engine.admitted |= engine.version >= publication.live_version(state.engines, state.serving)
             free_places(state)
             state.moved_at = now
         case news.EngineLoadFailed():
+            if event.version not in (engine.staging, engine.swapping):
+                state.ledger.late += 1
+                return
             engine.staging = engine.staged = engine.swapping = engine.draining = None
             engine.failures += 1
             if engine.failures > state.policy.load_retries:

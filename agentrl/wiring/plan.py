@@ -229,7 +229,8 @@ def _machine(recipe: Recipe, serving: str, problems: list[Problem]) -> Machine:
     try:
         size = sum(file.stat().st_size for file in model_path(recipe).glob("*.safetensors"))
     except UserError as exc:
-        problems.append(Problem(where="model.path", message=str(exc), hint=exc.hint, fatal=True))
+        said = str(exc).removeprefix("model.path: ")
+        problems.append(Problem(where="model.path", message=said, hint=exc.hint, fatal=True))
     memory = psutil.virtual_memory()
     sandboxes = min(recipe.window_attempts, recipe.sandbox.max_live * max(1, len(recipe.sandbox_hosts)))
     return Machine(

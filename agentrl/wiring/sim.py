@@ -19,6 +19,7 @@ from agentrl.sim import world as sim
 
 _EPOCHS_PER_PROCESS = 1_000
 _FOREVER = 1_000_000
+_TRAINER_BACK_S = 5.0
 
 
 def draw_policy(rng: random.Random) -> Policy:
@@ -116,7 +117,7 @@ class RudeRun:
         services += [self._engine(f"e{i}", core, world, player, processes) for i in range(count)]
         services += [self._host(f"h{i}", world, player, processes) for i in range(2)]
         if self.rude.trainer_every_s:
-            services.append(self._trainer_faults(processes))
+            services.append(self._trainer_faults(core, processes))
         return driver
 
     def _engine(self, name: str, core: Core, world: World, player: sim.SimPlayer, processes: int) -> Service:
@@ -158,13 +159,15 @@ class RudeRun:
 
         return serve
 
-    def _trainer_faults(self, processes: int) -> Service:
-        """The core is told that the trainer went away and came back; what it was given it gets again."""
+    def _trainer_faults(self, core: Core, processes: int) -> Service:
+        """The trainer goes away, comes back and asks; what it was given it gets again."""
         rng = sim.stream(self.seed, "trainer faults", processes)
 
         async def serve(post: Callable[[news.Event], None]) -> None:
             async def fail() -> None:
                 post(news.TrainerDown(reason="killed"))
+                await asyncio.sleep(rng.expovariate(1 / _TRAINER_BACK_S))
+                post(news.TrainerReady(version=core.version))
 
             await sim.at_random(self.rude.trainer_every_s, rng, fail)
 
