@@ -1,7 +1,7 @@
 """A role of a machine is one run's at a time. Who holds it is a process there, and the kernel is the judge.
 
     python -m agentrl.hosts.claim RUN_DIR ROLE...    holds the roles while it lives; exit code 1: one is another's
-    python -m agentrl.hosts.claim --who ROLE...      who holds each of them, as a JSON list
+    python -m agentrl.hosts.claim --who RUN ROLE...  who holds each of them, as soon as RUN has all or another has one
 
 A role is an abstract Unix socket: the first to bind it has it, on the whole machine and for all of its users, until
 that process is gone, however it ended. It runs under a guard with a lease, as engines do.
@@ -45,12 +45,12 @@ async def claim(host: Host, run_dir: str, roles: Sequence[str]) -> Process:
     module, run = [host.python, "-m", "agentrl.hosts.claim"], PurePosixPath(run_dir).name
     process = await host.start([*module, run_dir, *roles], log=f"{run_dir}/claim.log", label=f"{run}.claim")
     try:
-        code, said = await host.run([*module, "--who", *roles], timeout_s=2 * _ANSWER_S)
+        code, said = await host.run([*module, "--who", run, *roles], timeout_s=2 * _ANSWER_S)
         if code:
             raise UnavailableError(f"{host.name}: cannot be claimed for this run: {said.strip()[-300:]}")
-        held = dict(zip(roles, msgspec.json.decode(said, type=list[Holder]), strict=True))
+        held = dict(zip(roles, msgspec.json.decode(said, type=list[Holder | None]), strict=True))
         for role, holder in held.items():
-            if holder.run != run:
+            if holder is not None and holder.run != run:
                 raise UnavailableError(f"{host.name}: in use: {has(holder, role)}", hint=IN_USE)
     except BaseException:
         await process.stop()
@@ -81,16 +81,24 @@ def hold(run: str, roles: Sequence[str]) -> int:
                     caller.send(me, socket.MSG_DONTWAIT)
 
 
-def who(role: str) -> Holder:
-    """Waits a moment for one: ours may just be starting. TimeoutError where there is none."""
+def who(run: str, roles: Sequence[str]) -> list[Holder | None]:
+    """As soon as this run holds all, or another run one of them; ours may just be starting. TimeoutError where neither
+    comes about."""
     ends = time.monotonic() + _ANSWER_S
     while time.monotonic() < ends:
-        with contextlib.suppress(OSError, msgspec.MsgspecError), socket.socket(socket.AF_UNIX) as holder:
-            holder.settimeout(_ANSWER_S)
-            holder.connect(_address(role))
-            return msgspec.json.decode(holder.recv(4096), type=Holder)
+        held = [_holder(role) for role in roles]
+        if all(held) or any(holder is not None and holder.run != run for holder in held):
+            return held
         time.sleep(_PAUSE_S)
-    raise TimeoutError(f"nobody holds {role} within {_ANSWER_S:g} s")
+    raise TimeoutError(f"nobody holds {', '.join(roles)} within {_ANSWER_S:g} s")
+
+
+def _holder(role: str) -> Holder | None:
+    with contextlib.suppress(OSError, msgspec.MsgspecError), socket.socket(socket.AF_UNIX) as holder:
+        holder.settimeout(_ANSWER_S)
+        holder.connect(_address(role))
+        return msgspec.json.decode(holder.recv(4096), type=Holder)
+    return None
 
 
 def _address(role: str) -> str:
@@ -101,7 +109,7 @@ def main(words: Sequence[str]) -> int:
     first, *roles = words
     if first != "--who":
         return hold(PurePosixPath(first).name, roles)
-    json.dump([msgspec.to_builtins(who(role)) for role in roles], sys.stdout)
+    json.dump(msgspec.to_builtins(who(roles[0], roles[1:])), sys.stdout)
     return 0
 
 

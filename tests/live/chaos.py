@@ -95,6 +95,8 @@ def run_with_kills(
     folder = Path(tempfile.mkdtemp(prefix="agentrl-chaos-")) / "run"
     run = Run(folder, "recipes/local.toml", [f"steps={steps}", f"seed={seed}", *overrides])
     acknowledged: Turns = {}
+    while not turns_of(folder / "run.sqlite") and _wait_for_turns(run, 0.5):
+        pass  # what dies before it ever served is a failed start, and ends the run
     for kind in kinds:
         if not _wait_for_turns(run, rng.uniform(*gap_s)):
             break

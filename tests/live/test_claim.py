@@ -36,14 +36,16 @@ def test_the_first_has_it_until_it_is_killed() -> None:
     role, other = f"test-{os.getpid()}", f"test-{os.getpid()}-other"
     first = subprocess.Popen([*MODULE, "/runs/first", role])
     try:
-        assert (claim.who(role).run, claim.who(role).pid) == ("first", first.pid)
+        assert [holder and holder.pid for holder in claim.who("first", [role])] == [first.pid]
         assert subprocess.run([*MODULE, "/runs/second", other, role], check=False).returncode == 1
+        [free, taken] = claim.who("second", [other, role])  # at once, though nobody holds the first of them
+        assert (free, taken and taken.run) == (None, "first")
     finally:
         first.kill()
         first.wait()
     second = subprocess.Popen([*MODULE, "/runs/second", other, role])
     try:
-        assert [claim.who(each).pid for each in (role, other)] == [second.pid] * 2
+        assert [holder and holder.pid for holder in claim.who("second", [role, other])] == [second.pid] * 2
     finally:
         second.kill()
         second.wait()
