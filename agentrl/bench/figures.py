@@ -142,7 +142,7 @@ def _ages(what: str, arms: dict[str, list[dict[str, Any]]]) -> Figure:
         axes.annotate(f"mean {mean_age:.1f}", (1.0, 0.5), xycoords="axes fraction", ha="right", va="center")
     rows[-1].set_xlim(-0.6, oldest + 1.6)
     rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    rows[-1].set_xlabel("age of a trajectory's oldest token, versions (share of trajectories; triangle: mean)")
+    rows[-1].set_xlabel("age of a trajectory's oldest token; triangle: mean")
     title = f"Age at the optimizer step: {what} (simulated)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"], fontweight="bold")
     return figure
@@ -262,9 +262,9 @@ def _peers(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     axes.bar_label(bars, labels, padding=6)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
     axes.invert_yaxis()
-    axes.margins(x=0.25)
+    axes.margins(x=0.45)
     axes.set_xlabel("seconds a batch, a trainer and live updates included")
-    axes.set_title(f"The same world under other policies: {sheet.recipe} (simulated)")
+    axes.set_title(f"Other policies: {sheet.recipe} (simulated)")
     yield "peers", figure
     yield "peers-ages", _ages(f"{sheet.recipe}, K = {loose}", {row["name"]: row["runs"] for row in rows})
 
