@@ -1,8 +1,7 @@
 """A small rude world for the unchanged core and driver: ports whose answers take random time and often fail.
 
 Nothing here models a GPU (that is `sim.fleet`); it is about order: news late and twice, engines, hosts, trainers and
-the whole process lost at any moment. Every random choice comes from a stream named by what it is about, so that one
-change does not move all the others.
+the process lost at any moment. Each random choice has a stream named by what it is about: no change moves the others.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ class Rudeness:
     engine_every_s: float = 150.0
     host_every_s: float = 300.0
     trainer_every_s: float = 200.0
+    trainer_back_s: float = 5.0  # until it asks again; 0: it never does
     process_every_s: float = 600.0
 
 

@@ -19,7 +19,6 @@ from agentrl.sim import world as sim
 
 _EPOCHS_PER_PROCESS = 1_000
 _FOREVER = 1_000_000
-_TRAINER_BACK_S = 5.0
 
 
 def draw_policy(rng: random.Random) -> Policy:
@@ -166,8 +165,9 @@ class RudeRun:
         async def serve(post: Callable[[news.Event], None]) -> None:
             async def fail() -> None:
                 post(news.TrainerDown(reason="killed"))
-                await asyncio.sleep(rng.expovariate(1 / _TRAINER_BACK_S))
-                post(news.TrainerReady(version=core.version))
+                if self.rude.trainer_back_s:
+                    await asyncio.sleep(rng.expovariate(1 / self.rude.trainer_back_s))
+                    post(news.TrainerReady(version=core.version))
 
             await sim.at_random(self.rude.trainer_every_s, rng, fail)
 
