@@ -38,6 +38,7 @@ def ssh(network: Network, *argv: str) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
 
 
+@pytest.mark.slow
 def test_the_trainer_here_the_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a tunnel of OpenSSH's the run answers; HOST:FOLDER needs none."""
     with Network() as network:

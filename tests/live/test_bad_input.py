@@ -208,6 +208,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True, timeout=20)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_loses_nothing(small_disk: Path) -> None:
     argv = ["run", RECIPE, "--run-dir", small_disk / "run", "--steps", "1", "--json"]
     for override in ("batch.groups=1", "batch.siblings=2", "window.groups=2", "engines.count=1", "engines.slots=8"):

@@ -29,6 +29,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_engines_live_on_and_take_versions(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     up = ran(place, "serve", "up", RECIPE, "--json")
     assert up.code == 0, up.err

@@ -77,6 +77,7 @@ def weights(folder: Path, version: int) -> bytes:
     return Path(store.path(Version(version)), "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_killed_between_save_and_hand_over(model: Path, tmp_path: Path) -> None:
     """The next process hands over what the first saved, and goes on, through a line that breaks again and again."""
 

@@ -71,6 +71,7 @@ def test_install_and_again_and_status(network: Network, tmp_path: Path) -> None:
     assert (after["hosts"][0]["agentrl"], after["hosts"][0]["current"]) == (agentrl.__version__, True)
 
 
+@pytest.mark.slow
 def test_wheels_that_lack_something_are_one_clear_error(network: Network, tmp_path: Path) -> None:
     """Also: one host that fails does not stop the others, and an interpreter of the user's own is left alone."""
     network.add("h1")

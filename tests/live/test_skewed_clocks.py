@@ -85,6 +85,7 @@ async def fleet(place: Path) -> AsyncIterator[list[str]]:
         yield [part for setting in (*SMALL, *told) for part in ("--set", setting)]
 
 
+@pytest.mark.slow
 def test_spans_add_up(tmp_path: Path) -> None:
     async def main() -> Any:
         async with fleet(tmp_path) as settings:

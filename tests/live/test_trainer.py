@@ -136,6 +136,7 @@ def test_killed_between_save_and_acknowledgement(model: Path, undisturbed: bytes
     assert final_weights(tmp_path) == undisturbed
 
 
+@pytest.mark.slow
 def test_acknowledges_the_known_batch_where_its_lease_ran_out(model: Path, undisturbed: bytes, tmp_path: Path) -> None:
     async def main() -> None:
         face = new_face()
