@@ -17,6 +17,7 @@ setup: .venv/ready ## .venv with everything for one machine
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("agentrl needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'setting .venv up: torch, then agentrl and its tools; two minutes or so'
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(if $(TORCH),$(BIN)/pip install -q $(TORCH),$(BIN)/pip install -q $(CPU_TORCH) 2>/dev/null || $(BIN)/pip install -q torch==2.13.0)
 	@$(BIN)/pip install -q -e '.[dev]' && touch .venv/ready
 

@@ -218,55 +218,46 @@ def _windows(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     figure, panels = _axes(7.2, 2.9 * len(bounds), len(bounds))
     for axes, bound in zip(panels, bounds, strict=True):
         rows = [row for row in sheet.data["windows"] if row["K"] == bound]
-        seconds = [[run["mean_s"] for run in row["runs"]] for row in rows]
-        colours = [OURS if row["arm"].startswith("auto") else THEIRS for row in rows]
-        bars = axes.barh(
-            range(len(rows)),
-            [mean(values) for values in seconds],
-            0.6,
-            xerr=[interval(values) for values in seconds],
-            color=colours,
-            ecolor=INK,
-        )
-        labels = [
-            f"{mean(values):.0f} s, length {mean(run['returned_ratio'] for run in row['runs']):.2f}"
-            for row, values in zip(rows, seconds, strict=True)
-        ]
-        axes.bar_label(bars, labels, padding=6)
-        axes.set_yticks(range(len(rows)), [row["arm"] for row in rows])
-        axes.invert_yaxis()
-        axes.margins(x=0.3)
+        _policies(axes, {row["arm"]: row["runs"] for row in rows}, lambda name: name.startswith("auto"))
         axes.set_title(f"K = {bound}, {sheet.recipe} (simulated)")
-    panels[-1].set_xlabel("seconds a batch, a trainer and live updates included")
+    panels[-1].set_xlabel(_WHOLE_STEP)
     yield "windows", figure
 
 
 def _peers(sheet: Sheet) -> Iterator[tuple[str, Figure]]:
     loose = max(row["K"] for row in sheet.data["policies"])
-    rows = [row for row in sheet.data["policies"] if row["K"] in (0, loose)]
+    runs = {row["name"]: row["runs"] for row in sheet.data["policies"] if row["K"] in (0, loose)}
+    ours = {row["name"] for row in sheet.data["policies"] if row["ours"]}
     figure, [axes] = _axes(7.2, 3.4)
-    seconds = [[run["mean_s"] for run in row["runs"]] for row in rows]
-    colours = [OURS if row["ours"] else THEIRS for row in rows]
+    _policies(axes, runs, ours.__contains__)
+    axes.set_xlabel(_WHOLE_STEP)
+    axes.set_title(f"Other policies: {sheet.recipe} (simulated)")
+    yield "peers", figure
+    yield "peers-ages", _ages(f"{sheet.recipe}, K = {loose}", runs)
+
+
+_WHOLE_STEP = "seconds a batch, a trainer and live updates included"
+
+
+def _policies(axes: Axes, runs: dict[str, list[dict[str, Any]]], ours: Callable[[str], bool]) -> None:
+    """A bar for each policy's seconds, and how much of the length of what it opened it brought back."""
+    seconds = [[run["mean_s"] for run in each] for each in runs.values()]
     bars = axes.barh(
-        range(len(rows)),
+        range(len(runs)),
         [mean(values) for values in seconds],
         0.6,
         xerr=[interval(values) for values in seconds],
-        color=colours,
+        color=[OURS if ours(name) else THEIRS for name in runs],
         ecolor=INK,
     )
     labels = [
-        f"{mean(values):.0f} s, length {mean(run['returned_ratio'] for run in row['runs']):.2f}"
-        for row, values in zip(rows, seconds, strict=True)
+        f"{mean(values):.0f} s, length {mean(run['returned_ratio'] for run in each):.2f}"
+        for each, values in zip(runs.values(), seconds, strict=True)
     ]
     axes.bar_label(bars, labels, padding=6)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.set_yticks(range(len(runs)), list(runs))
     axes.invert_yaxis()
     axes.margins(x=0.45)
-    axes.set_xlabel("seconds a batch, a trainer and live updates included")
-    axes.set_title(f"Other policies: {sheet.recipe} (simulated)")
-    yield "peers", figure
-    yield "peers-ages", _ages(f"{sheet.recipe}, K = {loose}", {row["name"]: row["runs"] for row in rows})
 
 
 def _fold(name: str) -> str:

@@ -184,8 +184,7 @@ class Core(State):
         deadline = now + self.policy.attempt_timeout_s
         self.table.start(group, member, place, host, now, deadline)
         version = self.router.engines[place.engine].version
-        carries = member.resume is not None  # what it sampled may not be known yet
-        member.floor = min(version, member.floor) if carries and member.floor is not None else version
+        member.floor = version if member.floor is None else min(member.floor, version)
         self.router.add(attempt, place)
         self.host_load[host] += 1
         self.ledger.started += 1

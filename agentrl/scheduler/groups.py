@@ -34,7 +34,7 @@ class Member:
     first: float | None = None  # start of its first try
     life_s: float = 0.0  # from then to its end
     oldest: Version | None = None  # of the running or the carried-over transcript
-    floor: Version | None = None  # what its engine served when it was started: its first token is no older
+    floor: Version | None = None  # the oldest that its engines served when its tries began: no token of theirs is older
     resume: AttemptId | None = None  # earlier try whose durable turns the next one carries on
     fell_back: bool = False  # `finish`: said already that this transcript cannot be of one version
     facts: TrajectoryFacts | None = None
@@ -136,7 +136,7 @@ class Table:
         """Back to waiting; not to be started before `until`, so that a fault that lasts does not eat all retries."""
         member.phase, member.place, member.host = Phase.WAITING, None, ""
         if member.resume is None:
-            member.oldest, member.fell_back = None, False
+            member.oldest, member.floor, member.fell_back = None, None, False
         if until is None:
             self._wait(group.id, member.index)
         else:

@@ -13,8 +13,9 @@ at every cut from what the run has measured. The least of these limits holds, an
        fresh      versions that pass over a group are proportional to W / B (Little). W is such that the oldest
                   2 % of groups still meet K
 
-No limit depends on W itself, so there is nothing to swing about: waits are left out of lives, ages are per W / B. What
-is measured is smoothed, a change of less than a tenth is not made, and none is larger than a quarter.
+No limit follows W itself, so there is nothing to swing about: waits are left out of lives, ages are per W / B. (How
+long groups stay does grow with W once slots or lanes are full; there these are the smaller limits.) What is measured is
+smoothed, a change of less than a tenth is not made, and none is larger than a quarter.
 """
 
 from __future__ import annotations
